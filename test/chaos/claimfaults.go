@@ -36,6 +36,9 @@ func (w *world) claimFault(ctx context.Context, step int, dice *rand.Rand) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	if w.plan.moves[step] {
+		if w.trials.blocks != nil && !w.offered {
+			w.did(block(ctx, w, w.trials.blocks))
+		}
 		w.did(w.moved(dice))
 		return
 	}

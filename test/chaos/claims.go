@@ -85,7 +85,8 @@ const (
 
 // how returns how a pod asks for devices, for the sequence's story.
 func (w *world) how(pod string) string {
-	return map[kind]string{template: " of a claim by template", own: " of a claim of its own", shared: " of the claim of " + w.claimOf(pod)}[w.asked[pod]]
+	s := w.asked[pod]
+	return map[kind]string{template: " of a claim by template", own: " of a claim of its own", shared: " of the claim of " + w.claimOf(pod)}[s.claim] + s.String()
 }
 
 // claimOf returns the ResourceClaim of a pod's author that the pod uses; empty: none.
@@ -95,10 +96,10 @@ func (w *world) claimOf(pod string) string {
 	return w.uses[pod]
 }
 
-// share reports whether two pods use one claim, and may have its devices together.
-func (w *world) share(pod, other string) bool {
+// share reports whether two pods use one claim that has the device, and may have it together.
+func (w *world) share(pod, other, device string) bool {
 	claim := w.claimOf(pod)
-	return claim != "" && claim == w.claimOf(other)
+	return claim != "" && claim == w.claimOf(other) && w.claims.has(claim, device)
 }
 
 // drawKind returns how the next pod asks for devices. Most pods request the resource while it is offered as a number, since pods with
@@ -119,19 +120,21 @@ func (w *world) drawKind(devices int) kind {
 	return own
 }
 
-// addClaims creates the DeviceClass and templates for claims. The class changes nothing while the Node shows the resource.
+// addClaims creates the DeviceClasses and templates for claims. The classes change nothing while the Node shows the resources.
 func (w *world) addClaims(ctx context.Context) error {
-	out, err := w.node.Command(ctx, "deviceclass", resourceName).Output()
-	if err != nil {
-		return err
-	}
-	class := &resourceapi.DeviceClass{}
-	if err := yaml.UnmarshalStrict(out, class); err != nil {
-		return err
-	}
 	api := w.Client().ResourceV1()
-	if _, err := api.DeviceClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
-		return err
+	for _, name := range []string{resourceName, longName} {
+		out, err := w.node.Command(ctx, "deviceclass", name).Output()
+		if err != nil {
+			return err
+		}
+		class := &resourceapi.DeviceClass{}
+		if err := yaml.UnmarshalStrict(out, class); err != nil {
+			return err
+		}
+		if _, err := api.DeviceClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
+			return err
+		}
 	}
 	for n := 1; n <= deviceCount; n++ {
 		_, err := api.ResourceClaimTemplates(metav1.NamespaceDefault).Create(ctx, &resourceapi.ResourceClaimTemplate{
@@ -155,7 +158,7 @@ func claimOf(devices int) resourceapi.ResourceClaimSpec {
 	}}}}
 }
 
-// asks changes a pod that requests the resource into one that asks for devices in another way.
+// asks adds a claim of so many devices to a pod.
 func (w *world) asks(ctx context.Context, pod *corev1.Pod, devices int, how kind) error {
 	if how == requests {
 		return nil
@@ -166,11 +169,16 @@ func (w *world) asks(ctx context.Context, pod *corev1.Pod, devices int, how kind
 		claim.ResourceClaimTemplateName = &name
 	case shared:
 		all := w.claimed[devices]
-		name = all[w.kinds.IntN(len(all))]
+		dice := w.kinds
+		if dice == nil {
+			dice = w.ways
+		}
+		name = all[dice.IntN(len(all))]
 		claim.ResourceClaimName = &name
 	case own:
 		claim.ResourceClaimName = &pod.Name
 		w.claimed[devices] = append(w.claimed[devices], pod.Name)
+		w.sizes[pod.Name] = devices
 		_, err := w.Client().ResourceV1().ResourceClaims(pod.Namespace).Create(ctx, &resourceapi.ResourceClaim{
 			ObjectMeta: metav1.ObjectMeta{Name: pod.Name}, Spec: claimOf(devices),
 		}, metav1.CreateOptions{})
@@ -184,7 +192,6 @@ func (w *world) asks(ctx context.Context, pod *corev1.Pod, devices int, how kind
 		w.mu.Unlock()
 	}
 	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{claim}
-	pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: claimName}}}
 	return nil
 }
 
@@ -224,7 +231,7 @@ func (w *world) removeClaims(ctx context.Context) (bool, string) {
 	return len(left) == 0, fmt.Sprintf("claims %s are still there", strings.Join(left, ", "))
 }
 
-// sliced returns the devices of the ResourceSlices, with the keys of their taints.
+// sliced returns the devices of the resource in the ResourceSlices, with the keys of their taints.
 func (w *world) sliced(ctx context.Context) (map[string][]string, error) {
 	list, err := w.Client().ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + driverName})
 	if err != nil {
@@ -233,6 +240,9 @@ func (w *world) sliced(ctx context.Context) (map[string][]string, error) {
 	all := map[string][]string{}
 	for _, s := range list.Items {
 		for _, d := range s.Spec.Devices {
+			if d.Name == longDevice {
+				continue
+			}
 			all[d.Name] = []string{}
 			for _, t := range d.Taints {
 				all[d.Name] = append(all[d.Name], t.Key)

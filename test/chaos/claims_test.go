@@ -51,9 +51,11 @@ func TestChosen_Claims_NameTheDevices(t *testing.T) {
 	name := "c"
 	uses := pod(func(p *corev1.Pod) {
 		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "devices", ResourceClaimName: &name}}
+		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "devices"}}
 	})
 	template := pod(func(p *corev1.Pod) {
 		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "devices", ResourceClaimTemplateName: &name}}
+		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "devices"}}
 		p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "devices", ResourceClaimName: &name}}
 	})
 	request := pod(func(p *corev1.Pod) {
@@ -78,7 +80,8 @@ func TestChosen_Claims_NameTheDevices(t *testing.T) {
 		{"a claim that does not exist", uses, claim("d", driverName, "u", "dev-0"), nil, false},
 		{"no claim", none, claim("c", driverName, "u", "dev-0"), nil, false},
 	} {
-		got, known := chosen(test.pod, map[string]*resourceapi.ResourceClaim{test.claim.Name: test.claim})
+		all, known := chosen(test.pod, map[string]*resourceapi.ResourceClaim{test.claim.Name: test.claim})
+		got := all["main"].ids
 		if !slices.Equal(got, test.want) || known != test.known {
 			t.Errorf("%s: %q, %v; want %q, %v", test.what, got, known, test.want, test.known)
 		}

@@ -21,25 +21,47 @@ const twiceLimit = 10 * time.Second
 type claimView struct {
 	world *world
 	twice lasting
+	none  lasting // see offersNone
+	maker int     // devmgrd's process: each has its pauses
 
 	mu     sync.Mutex
-	named  map[string][]string // by pod: the devices that its claims name, ascending
+	named  map[string]map[string]named // by pod and container
+	ids    map[string][]string         // by claim: its devices
 	failed map[types.UID]bool
 }
 
-func newClaimView(w *world) *claimView {
-	return &claimView{world: w, named: map[string][]string{}, failed: map[types.UID]bool{}}
+// A named is what the claims of a container name.
+type named struct {
+	ids     []string // the devices
+	besides int      // how many the container requests by the Node's number
 }
 
-// of returns the devices that the claims of a pod name, and whether the pod has claims that have been seen.
-func (v *claimView) of(pod string) (ids []string, known bool) {
+// fits reports whether a container has the devices that its claims name, and as many others as it requests besides.
+func (n named) fits(has []string) bool {
+	return len(has) == len(n.ids)+n.besides && !slices.ContainsFunc(n.ids, func(id string) bool { return !slices.Contains(has, id) })
+}
+
+func newClaimView(w *world) *claimView {
+	return &claimView{world: w, named: map[string]map[string]named{}, ids: map[string][]string{}, failed: map[types.UID]bool{}}
+}
+
+// of returns what the claims of a container name, and whether its pod has claims that have been seen.
+func (v *claimView) of(pod, container string) (n named, known bool) {
 	if v == nil {
-		return nil, false
+		return n, false
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	ids, known = v.named[pod]
-	return ids, known
+	n, known = v.named[pod][container]
+	return n, known
+}
+
+// has reports whether a claim has a device, under whatever ID, as far as the claim has been seen.
+func (v *claimView) has(claim, device string) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	ids, known := v.ids[claim]
+	return !known || slices.ContainsFunc(ids, func(id string) bool { return hardware(id) == device })
 }
 
 // look looks once. While the API server is away there is nothing to see.
@@ -57,12 +79,17 @@ func (v *claimView) look(ctx context.Context, now time.Time) {
 	}
 	byName := map[string]*resourceapi.ResourceClaim{}
 	for i := range claims.Items {
-		byName[claims.Items[i].Name] = &claims.Items[i]
+		c := &claims.Items[i]
+		if byName[c.Name] = c; c.Status.Allocation != nil {
+			v.mu.Lock()
+			v.ids[c.Name] = results(c, "")
+			v.mu.Unlock()
+		}
 	}
 	for _, p := range pods.Items {
-		if ids, known := chosen(&p, byName); known && p.Spec.NodeName != "" {
+		if all, known := chosen(&p, byName); known && p.Spec.NodeName != "" {
 			v.mu.Lock()
-			v.named[p.Name] = ids
+			v.named[p.Name] = all
 			v.mu.Unlock()
 			if p.Status.Phase == corev1.PodFailed && p.DeletionTimestamp == nil && !failedForDevices(&p) && !v.failed[p.UID] {
 				v.failed[p.UID] = true
@@ -78,52 +105,96 @@ func (v *claimView) look(ctx context.Context, now time.Time) {
 	if err == nil && v.twice.is(there && n > 0 && len(devices) > 0 && v.world.awake(), now, twiceLimit) {
 		v.world.say(twice, fmt.Sprintf("for %s the Node shows %d, and the slices show %v", twiceLimit, n, devices))
 	}
+	if pid := v.world.devmgrd.Pid(); pid != v.maker {
+		v.maker, v.none = pid, lasting{}
+	}
+	if v.none.is(err == nil && n == 0 && len(devices) == 0 && v.offersNone(pods.Items), now, nowhereLimit) {
+		v.world.say(nowhere, fmt.Sprintf("for %s the Node shows no number, and there are no slices; %d devices are usable", nowhereLimit, readMood().usable()))
+	}
 }
 
-// chosen returns the devices that a pod's claims name for its container, ascending, and whether it has claims that are allocated and
-// reserved for it.
-func chosen(p *corev1.Pod, claims map[string]*resourceapi.ResourceClaim) (ids []string, known bool) {
-	add := func(name string, has func(resourceapi.DeviceRequestAllocationResult) bool) bool {
-		c := claims[name]
-		if c == nil || c.Status.Allocation == nil || !slices.ContainsFunc(c.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == p.UID }) {
-			return false
-		}
-		for _, r := range c.Status.Allocation.Devices.Results {
-			if r.Driver == driverName && has(r) {
-				ids = append(ids, r.Device)
+// nowhereLimit is how long free devices may be neither in the number nor in the slices: on the way back the number follows the slices by ten
+// seconds, and does not rise in the first 30 s of a devmgrd.
+const nowhereLimit = time.Minute
+
+// offersNone reports whether devices are free, and there is no reason to offer none: no pod waits for one, and slices can be written.
+func (v *claimView) offersNone(pods []corev1.Pod) bool {
+	free := int64(readMood().usable())
+	for _, p := range pods {
+		if p.Spec.NodeName != "" {
+			free -= wants(&p)
+			if !ready(&p) {
+				return false
 			}
 		}
-		return true
 	}
-	all := func(resourceapi.DeviceRequestAllocationResult) bool { return true }
+	return free > 0 && v.world.awake() && !v.world.disturbed() && !v.world.unwritable.Load() && !inUseUnlisted()
+}
+
+// chosen returns what a pod's claims name for its containers, and whether it has claims that are all allocated and reserved for it.
+func chosen(p *corev1.Pod, claims map[string]*resourceapi.ResourceClaim) (all map[string]named, known bool) {
+	allocated := func(name string) (*resourceapi.ResourceClaim, bool) {
+		c := claims[name]
+		return c, c != nil && c.Status.Allocation != nil && slices.ContainsFunc(c.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == p.UID })
+	}
 	names := map[string]string{}
 	for _, s := range p.Status.ResourceClaimStatuses {
 		if s.ResourceClaimName != nil {
 			names[s.Name] = *s.ResourceClaimName
 		}
 	}
+	all = map[string]named{}
 	for _, c := range p.Spec.ResourceClaims {
 		if c.ResourceClaimName != nil {
 			names[c.Name] = *c.ResourceClaimName
 		}
-		if !add(names[c.Name], all) {
+		known = true
+		claim, ok := allocated(names[c.Name])
+		if !ok {
 			return nil, false
 		}
-		known = true
-	}
-	if s := p.Status.ExtendedResourceClaimStatus; s != nil {
-		mapped := func(r resourceapi.DeviceRequestAllocationResult) bool {
-			return slices.ContainsFunc(s.RequestMappings, func(m corev1.ContainerExtendedResourceRequest) bool {
-				return m.ContainerName == p.Spec.Containers[0].Name && m.RequestName == r.Request
-			})
+		for _, one := range p.Spec.Containers {
+			for _, use := range one.Resources.Claims {
+				if use.Name == c.Name {
+					n := all[one.Name]
+					n.ids = append(n.ids, results(claim, use.Request)...)
+					all[one.Name] = n
+				}
+			}
 		}
-		if !add(s.ResourceClaimName, mapped) {
+	}
+	extended := p.Status.ExtendedResourceClaimStatus
+	if extended != nil {
+		known = true
+		claim, ok := allocated(extended.ResourceClaimName)
+		if !ok {
 			return nil, false
 		}
-		known = true
+		for _, m := range extended.RequestMappings {
+			n := all[m.ContainerName]
+			n.ids = append(n.ids, results(claim, m.RequestName)...)
+			all[m.ContainerName] = n
+		}
 	}
-	slices.Sort(ids)
-	return ids, known
+	for _, one := range p.Spec.Containers {
+		n := all[one.Name]
+		if q := one.Resources.Limits[resourceName]; extended == nil {
+			n.besides = int(q.Value())
+		}
+		slices.Sort(n.ids)
+		all[one.Name] = n
+	}
+	return all, known
+}
+
+// results returns the devices of a claim, or of one of its requests.
+func results(c *resourceapi.ResourceClaim, request string) (ids []string) {
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if r.Driver == driverName && (request == "" || r.Request == request) {
+			ids = append(ids, r.Device)
+		}
+	}
+	return ids
 }
 
 // unlisted reports whether the claims of a pod name a device that the plugin lists no longer. The pod waits for it then (DeviceGone).
@@ -131,35 +202,51 @@ func (v *claimView) unlisted(pod string) bool {
 	if v == nil {
 		return false
 	}
-	listed := readMood().ids()
-	ids, _ := v.of(pod)
-	return slices.ContainsFunc(ids, func(id string) bool { return !slices.Contains(listed, id) })
+	listed := append(readMood().ids(), longDevice)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, n := range v.named[pod] {
+		if slices.ContainsFunc(n.ids, func(id string) bool { return !slices.Contains(listed, id) }) {
+			return true
+		}
+	}
+	return false
 }
 
 // wants returns how many devices a pod asks for, in whatever way.
 func wants(p *corev1.Pod) (n int64) {
-	for _, e := range p.Spec.Containers[0].Env {
-		if e.Name == wantsVariable {
-			_, _ = fmt.Sscan(e.Value, &n)
+	for _, c := range p.Spec.Containers {
+		for _, e := range c.Env {
+			if e.Name == wantsVariable {
+				one := int64(0)
+				_, _ = fmt.Sscan(e.Value, &one)
+				n += one
+			}
 		}
 	}
 	return n
 }
 
+// shares returns how many of the devices that a pod asks for are those of a claim that exists without it.
+func (w *world) shares(p *corev1.Pod) int64 { return int64(w.sizes[w.claimOf(p.Name)]) }
+
+// takes returns how many more devices a pod takes, if the pods whose claims have been counted have theirs.
+func (w *world) takes(p *corev1.Pod, counted map[string]bool) int64 {
+	if counted[w.claimOf(p.Name)] {
+		return wants(p) - w.shares(p)
+	}
+	return wants(p)
+}
+
 // mayBind reports whether the scheduler can bind a pod if enough devices are free: it has its claims, and the resource is offered in the way
 // that the pod asks for.
 func (w *world) mayBind(p *corev1.Pod, claims []resourceapi.ResourceClaim) bool {
+	implicit := slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return !c.Resources.Limits.Name(implicitName, "").IsZero() })
 	if len(p.Spec.ResourceClaims) == 0 {
-		return true
+		return w.offered || !implicit
 	}
 	name := p.Spec.ResourceClaims[0].ResourceClaimName
 	return w.offered && (name == nil || slices.ContainsFunc(claims, func(c resourceapi.ResourceClaim) bool {
 		return c.Name == *name && c.DeletionTimestamp == nil
 	}))
-}
-
-// fits reports whether enough devices are free for a pod, or the pod uses a claim that has devices.
-func (w *world) fits(p *corev1.Pod, free int64, counted map[string]bool) bool {
-	claim := w.claimOf(p.Name)
-	return wants(p) <= free || claim != "" && counted[claim]
 }

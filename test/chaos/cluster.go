@@ -67,12 +67,19 @@ type apiView struct {
 	say     func(kind, what string)
 	publish *cluster.Process // who publishes the Node's number
 	awake   func() bool      // those whose word the Node's number needs: the plugin, and who publishes it
-	failed  map[string]bool
-	short   lasting // the Node shows too little
-	above   lasting // it shows too much
-	double  lasting // it shows more than there has ever been
-	falls   falls
-	steady  time.Time // the API server was away, and what is too high does not count before
+	pinned  func() bool      // slices cannot be written, and so the number has to stay
+	slices  func() bool      // the resource is offered through DRA
+	// disturbed reports whether devices may rightly be out of service.
+	disturbed func() bool
+	armed     bool    // the Node has shown the number, and nothing has happened that takes it away
+	gone      lasting // the Node shows none
+	unpinned  lasting // likewise, though slices cannot be written
+	failed    map[string]bool
+	short     lasting // the Node shows too little
+	above     lasting // it shows too much
+	double    lasting // it shows more than there has ever been
+	falls     falls
+	steady    time.Time // the API server was away, and what is too high does not count before
 }
 
 // lasting is something that counts once it has been so for a while.
@@ -122,8 +129,10 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 		v.say(number, fmt.Sprintf("the Node shows %d, and its pods ask for %d", shown, asked))
 	}
 	usable := int64(readMood().usable())
+	holders := holders()
+	v.stays(shown, there, err, usable, holders, now)
 	left := int64(0) // with containers whose pods have been deleted by force
-	for _, h := range holders() {
+	for _, h := range holders {
 		if !known[h.pod] {
 			left += int64(len(h.has))
 		}
@@ -137,6 +146,24 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 	}
 	if v.double.is(seen && shown > max(deviceCount, asked), now, shortLimit) {
 		v.say(promised, fmt.Sprintf("the Node shows %d of %d devices, and its pods ask for %d", shown, deviceCount, asked))
+	}
+}
+
+// stays looks whether the number stays on the Node: as long as a plugin serves that lists devices, whatever happens to another one, and as
+// long as slices cannot be written.
+func (v *apiView) stays(shown int64, there bool, err error, usable int64, holders []holder, now time.Time) {
+	if v.unpinned.is(v.pinned() && err == nil && !there, now, shortLimit) {
+		v.say(away, "slices cannot be written, and the Node shows no number")
+	}
+	switch {
+	case usable == 0 || !v.awake() || v.slices():
+		v.armed = false
+	case err == nil && shown > 0:
+		v.armed = true
+	}
+	none := !there || shown == 0 && !v.disturbed() && !unlisted(holders)
+	if v.gone.is(v.armed && err == nil && none, now, shortLimit) {
+		v.say(away, fmt.Sprintf("the Node shows %d (%v), and %d devices are usable", shown, there, usable))
 	}
 }
 

@@ -26,7 +26,7 @@ func makeDevices() (devices []*os.File, err error) {
 	if err := disk.Truncate(1 << 20); err != nil {
 		return nil, err
 	}
-	for i := range deviceCount {
+	for i := range deviceCount + 1 { // the last one is longDevice
 		one, err := makeDevice(hostNode(fmt.Sprint(i)), disk)
 		if err != nil {
 			return devices, fmt.Errorf("making a device: %w", err)

@@ -5,6 +5,7 @@
 //	make chaos SEED=17          the one sequence of that seed again
 //	make chaos N=200 KUBELET=1  the same against the kubelet's own device manager, without devmgrd
 //	make chaos N=200 ATTACKER=1 the same with a plugin pod that attacks devmgrd all the time
+//	make chaos KUBERNETES=1.37  on another release of Kubernetes
 //
 // A sequence is a handful of steps, drawn from its seed. Pods are created and deleted, by force at times. Containers, their
 // shims, devmgrd, the plugin, the kubelet, containerd and the API server are killed, stopped or frozen, some in the middle of
@@ -21,6 +22,11 @@
 // ResourceClaims, and the faults of claimfaults.go are played besides. They have dice of their own too. The kubelet's device manager has no DRA:
 // with KUBELET=1 these sequences are played with the Node's number.
 //
+// Some sequences have trials (trials.go), each with dice of its own: a second plugin of the resource, of which one ends; a plugin that lists only
+// devices that no container has; another writer of the Node's number; slices that cannot be written, also while the resource moves to DRA;
+// another resource through DRA, with a name of more than 64 bytes; and deletions of pods' networks that hang (network.go: the program is also the CNI
+// plugin that holds them up). Through DRA, pods also ask for devices by the class's name, and in several ways at once (ways.go).
+//
 // Each sequence's result is printed when it ends, and its seed is one more than that of the one before. So a run of 500
 // that has ended after seed 200 goes on with SEED=201 N=300.
 //
@@ -29,7 +35,7 @@
 // draws from dice of its own: the sequences are the same with it and without.
 //
 // Nothing that is judged comes from devmgrd, except until when it has suspended a device. The devices of a container are those in the environment and
-// /dev of its processes (truth.go). What the scheduler sees, the state of pods (cluster.go) and the devices that claims name (claimview.go)
+// /dev of its processes (truth.go). When a pod's network is gone the CNI plugin notes. What the scheduler sees, the state of pods (cluster.go) and the devices that claims name (claimview.go)
 // come from the API server. A keeper starts again what has ended, as systemd does (keeper.go). A pod that kube-scheduler passes over, though the
 // API server shows devices for it, is counted apart (scheduler.go).
 //

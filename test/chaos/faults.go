@@ -36,7 +36,9 @@ func faults(w *world) []fault {
 		{3, moody("devices become unhealthy", func(m *Mood, dice *rand.Rand) { m.Unhealthy = 1 + dice.IntN(deviceCount) })},
 		{2, moody("devices vanish", func(m *Mood, dice *rand.Rand) { m.Gone = 1 + dice.IntN(deviceCount) })},
 		{2, moody("the plugin stops registering", func(m *Mood, _ *rand.Rand) { m.Loner = true })},
-		{4, moody("the plugin is well", func(m *Mood, _ *rand.Rand) { *m = Mood{Names: m.Names, Share: m.Share, Refused: m.Refused} })},
+		{4, moody("the plugin is well", func(m *Mood, _ *rand.Rand) {
+			*m = Mood{Names: m.Names, Share: m.Share, Refused: m.Refused, Free: m.Free}
+		})},
 		{3, moody("a device is refused", func(m *Mood, dice *rand.Rand) { m.Bad, m.Refused = 1+dice.IntN(deviceCount), true })},
 		{3, moody("a device flaps", func(m *Mood, _ *rand.Rand) { m.Flaps = true })},
 		{2, rename},
@@ -152,6 +154,11 @@ func cutPower(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
 		all = append(all, w.devmgrd)
 	}
 	for _, p := range all {
+		if err := w.keeper.kill(p, true, true); err != nil {
+			return "cut the power", err
+		}
+	}
+	for _, p := range []*cluster.Process{w.second, w.mute} {
 		if err := w.keeper.kill(p, true, true); err != nil {
 			return "cut the power", err
 		}
@@ -376,11 +383,12 @@ func (w *world) create(ctx context.Context, wants int, args ...string) (string, 
 		pod.Spec.TerminationGracePeriodSeconds = &patience
 	}
 	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	w.asked[name] = w.drawKind(wants)
-	if err := w.asks(ctx, pod, wants, w.asked[name]); err != nil {
+	shape := w.draws(wants)
+	w.asked[name] = shape
+	shape.shapes(pod)
+	if err := w.asks(ctx, pod, shape.claimed(), shape.claim); err != nil {
 		return name, err
 	}
-	pod.Spec.Containers[0].Env = []corev1.EnvVar{{Name: podVariable, Value: name}, {Name: wantsVariable, Value: fmt.Sprint(wants)}}
 	w.mu.Lock()
 	w.created[name] = time.Now()
 	w.mu.Unlock()

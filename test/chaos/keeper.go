@@ -50,6 +50,25 @@ func (k *keeper) kill(p *cluster.Process, hard, stayDown bool) error {
 	return nil
 }
 
+// start starts a process that has been down, unless it runs.
+func (k *keeper) start(ctx context.Context, p *cluster.Process) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.all[p].down, k.all[p].expects, k.all[p].since = false, false, time.Time{}
+	if p.Running() {
+		return nil
+	}
+	return p.Start(context.WithoutCancel(ctx))
+}
+
+// keepDown has a process kept that does not run yet.
+func (k *keeper) keepDown(p *cluster.Process) {
+	k.keep(p, false)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.all[p].down = true
+}
+
 // up lets a process be started again.
 func (k *keeper) up(p *cluster.Process) {
 	k.mu.Lock()

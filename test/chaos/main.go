@@ -24,8 +24,15 @@ type options struct {
 }
 
 func main() {
-	if len(os.Args) == 3 && os.Args[1] == "plugin" {
-		fmt.Fprintln(os.Stderr, "plugin:", runPlugin(os.Args[2]))
+	if isNetworkPlugin() {
+		if err := runNetworkPlugin(); err != nil {
+			fmt.Printf(`{"cniVersion": "1.0.0", "code": 100, "msg": %q}`, err)
+			os.Exit(1)
+		}
+		return
+	}
+	if len(os.Args) == 4 && os.Args[1] == "plugin" {
+		fmt.Fprintln(os.Stderr, "plugin:", runPlugin(os.Args[2], os.Args[3]))
 		os.Exit(1)
 	}
 	if len(os.Args) == 4 && os.Args[1] == "attacker" {

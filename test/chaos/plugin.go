@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,14 +21,17 @@ import (
 const (
 	resourceName = "chaos.example/dev"
 	deviceCount  = 4
-	mood         = "/run/chaos/mood.json" // how the plugin behaves
-	hostMount    = "/run/chaos/share"     // where a file system can be made to hang
-	hostLibs     = hostMount + "/libs"    // what the plugin mounts while it shares
+	longName     = "a-vendor-with-a-name-that-is-longer-than-the-values-of-attributes.chaos.example/dev" // see runPlugin
+	longDevice   = "long-dev-4"                                                                          // its only device
+	mood         = "/run/chaos/mood.json"                                                                // how the plugin behaves
+	hostMount    = "/run/chaos/share"                                                                    // where a file system can be made to hang
+	hostLibs     = hostMount + "/libs"                                                                   // what the plugin mounts while it shares
 
 	// What a container of the tests can be known by, from outside.
-	podVariable     = "CHAOS_POD"
-	wantsVariable   = "CHAOS_WANTS"
-	devicesVariable = "CHAOS_DEVICES" // the plugin's
+	podVariable       = "CHAOS_POD"
+	containerVariable = "CHAOS_CONTAINER"
+	wantsVariable     = "CHAOS_WANTS"
+	devicesVariable   = "CHAOS_DEVICES" // the plugin's
 )
 
 // A Mood is how the plugin behaves.
@@ -42,6 +46,7 @@ type Mood struct {
 	Flaps     bool          // the first device's health changes each 700 ms
 	Names     int           // all devices have other IDs with each number; 0: the first ones
 	Share     bool          // containers get a mount with their devices
+	Free      bool          // a plugin that starts lists only devices that no container has then, until it starts again
 }
 
 func (m Mood) write() error {
@@ -91,13 +96,27 @@ func hardware(id string) string { return id[strings.LastIndexByte(id, '-')+1:] }
 // plugin is a device plugin, as simple as real ones are.
 type plugin struct {
 	pluginapi.UnimplementedDevicePluginServer
-	dir string
+	dir, name string
+	taken     map[string]bool // the hardware that containers had when the plugin started
 }
 
+// The names of plugins, and of their sockets.
+const (
+	firstPlugin = "chaos" // of the tests' resource
+	surgePlugin = "surge" // another process for the same resource, as in a roll-out
+	mutePlugin  = "mute"  // likewise, and it never lists its devices
+	longPlugin  = "long"  // of the resource with a long name
+)
+
 // runPlugin serves until it is killed, or returns the error that prevents it. Like most plugins it registers again when the manager's socket is another one.
-func runPlugin(dir string) error {
-	p := &plugin{dir: dir}
-	path := filepath.Join(dir, "chaos.sock")
+func runPlugin(dir, name string) error {
+	p := &plugin{dir: dir, name: name, taken: map[string]bool{}}
+	for _, h := range holders() {
+		for _, id := range h.has {
+			p.taken[hardware(id)] = true
+		}
+	}
+	path := filepath.Join(dir, name+".sock")
 	for {
 		if err := p.serve(path); err != nil {
 			return err
@@ -123,7 +142,7 @@ func (p *plugin) serve(path string) error {
 	registered := ""
 	for {
 		now := identity(filepath.Join(p.dir, "kubelet.sock"))
-		if registered == "" || now != "" && now != registered && !readMood().Loner {
+		if registered == "" || now != "" && now != registered && !p.mood().Loner {
 			if err := p.register(filepath.Base(path)); err == nil {
 				registered = now
 			}
@@ -152,10 +171,31 @@ func (p *plugin) register(endpoint string) error {
 		return err
 	}
 	defer conn.Close()
+	resource := resourceName
+	if p.name == longPlugin {
+		resource = longName
+	}
 	_, err = pluginapi.NewRegistrationClient(conn).Register(ctx, &pluginapi.RegisterRequest{
-		Version: pluginapi.Version, Endpoint: endpoint, ResourceName: resourceName,
+		Version: pluginapi.Version, Endpoint: endpoint, ResourceName: resource,
 	})
 	return err
+}
+
+// mood returns how the plugin behaves. The one of the resource with a long name is always well.
+func (p *plugin) mood() Mood {
+	if p.name == longPlugin {
+		return Mood{}
+	}
+	return readMood()
+}
+
+// devices returns what the plugin lists.
+func (p *plugin) devices() []*pluginapi.Device {
+	if p.name == longPlugin {
+		return []*pluginapi.Device{{ID: longDevice, Health: pluginapi.Healthy}}
+	}
+	m := readMood()
+	return slices.DeleteFunc(m.devices(), func(d *pluginapi.Device) bool { return m.Free && p.taken[hardware(d.ID)] })
 }
 
 func (p *plugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
@@ -165,8 +205,8 @@ func (p *plugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*plu
 func (p *plugin) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin_ListAndWatchServer) error {
 	last := ""
 	for stream.Context().Err() == nil {
-		devices := readMood().devices()
-		if now := fmt.Sprint(devices); now != last {
+		devices := p.devices()
+		if now := fmt.Sprint(devices); now != last && p.name != mutePlugin {
 			if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: devices}); err != nil {
 				return err
 			}
@@ -178,7 +218,7 @@ func (p *plugin) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin_
 }
 
 func (p *plugin) Allocate(_ context.Context, request *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	m := readMood()
+	m := p.mood()
 	time.Sleep(m.Slow)
 	if m.Errs {
 		return nil, errors.New("the plugin is in a bad mood")

@@ -114,6 +114,7 @@ func (w *world) sequence(ctx context.Context, seed uint64) (steps int, took time
 	more := rand.New(rand.NewPCG(seed, 2))
 	opened, flapping := more.IntN(2) == 0, more.IntN(4) == 0
 	w.plan = newPlan(seed, w.devmgrd == nil)
+	w.trials, w.rivals = newTrials(seed, w.plan, w.devmgrd == nil), 0
 	if w.devmgrd != nil {
 		if err := w.configure(ctx, opened); err != nil {
 			w.say(stuck, err.Error())
@@ -124,7 +125,7 @@ func (w *world) sequence(ctx context.Context, seed uint64) (steps int, took time
 	for i := range steps {
 		// The dice of a step are its own: what it does does not depend on what the one before has met.
 		own := rand.New(rand.NewPCG(dice.Uint64(), 0))
-		w.kinds = w.plan.step()
+		w.kinds, w.ways = w.plan.step(), w.trials.step()
 		f, rest := draw(all, own), time.Duration(own.IntN(1500))*time.Millisecond
 		if i == 0 {
 			f = all[0] // there is something to lose
@@ -141,6 +142,9 @@ func (w *world) sequence(ctx context.Context, seed uint64) (steps int, took time
 		}
 		if w.plan.claims && i > 0 {
 			w.claimFault(ctx, i, w.plan.step())
+		}
+		if i > 0 {
+			w.try(ctx)
 		}
 		select {
 		case <-ctx.Done():
@@ -201,13 +205,31 @@ func (w *world) repair(ctx context.Context) {
 	}
 	// The names stay: devices in use under former IDs would be others.
 	was := readMood()
-	if err := errors.Join(os.RemoveAll(ballast), w.unhang(), Mood{Names: was.Names, Refused: was.Refused}.write()); err != nil {
+	if err := errors.Join(os.RemoveAll(ballast), os.RemoveAll(networkMood), w.unhang(), Mood{Names: was.Names, Refused: was.Refused}.write()); err != nil {
 		w.say(stuck, err.Error())
 	}
 	for _, p := range []*cluster.Process{w.APIServer, w.Scheduler, w.ControllerManager, w.Runtime, w.Kubelet, w.plugin, w.devmgrd, w.openers} {
 		if p != nil {
 			w.keeper.up(p)
 		}
+	}
+	if err := w.eventually(ctx, settleLimit, func() (bool, string) { return w.plugin.Running(), "the plugin does not run" }); err != nil {
+		w.say(stuck, err.Error())
+	}
+	for _, p := range []*cluster.Process{w.second, w.mute} {
+		if err := w.keeper.kill(p, true, true); err != nil {
+			w.say(stuck, err.Error())
+		}
+	}
+	if w.blocked {
+		if err := w.eventually(ctx, settleLimit, func() (bool, string) {
+			err := w.unblock(ctx)
+			return err == nil, fmt.Sprint(err)
+		}); err != nil {
+			w.say(stuck, err.Error())
+		}
+		w.blocked = false
+		w.unwritable.Store(false)
 	}
 	if w.cut { // the control plane's own programs take up to a minute to find the API server again
 		for _, p := range []*cluster.Process{w.Scheduler, w.ControllerManager} {

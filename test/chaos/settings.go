@@ -21,7 +21,11 @@ func (w *world) write() error {
 	if w.plan.claims {
 		w.settings += fmt.Sprintf("dra:\n  hold: %s\n", w.plan.hold)
 	}
-	if w.offered {
+	w.bySlices.Store(w.offered)
+	switch {
+	case w.offered && w.trials.long != nil:
+		w.settings += fmt.Sprintf("  resources: [%s, %s]\n", resourceName, longName)
+	case w.offered:
 		w.settings += fmt.Sprintf("  resources: [%s]\n", resourceName)
 	}
 	return os.WriteFile(settingsFile, []byte(w.settings), 0o600)

@@ -40,14 +40,17 @@ func (w *world) settle(ctx context.Context, held bool) {
 		return // interrupted: nothing is known
 	}
 	m := readMood()
-	if w.kinds = w.plan.step(); !w.offered {
-		w.kinds = nil // pods with claims would wait for slices
+	if w.kinds, w.ways = w.plan.step(), w.trials.step(); !w.offered {
+		w.kinds, w.ways = nil, nil // pods with claims would wait for slices
 	}
 	if err := w.scheduled(ctx, settleLimit, func() (bool, string) { return w.allRun(ctx) }); err != nil {
 		w.say(stuck, err.Error())
 		w.explain(ctx)
 	}
 	w.clear(ctx)
+	if w.trials.long != nil {
+		w.longRuns(ctx)
+	}
 	if held {
 		if err := w.inService(ctx, leakLimit, func() (bool, string) { return w.whole(ctx) }); err != nil {
 			w.say(idle, err.Error())
@@ -109,17 +112,16 @@ func (w *world) passOver(ctx context.Context, m Mood) {
 
 // inUseUnlisted reports whether a container has a device under an ID that the plugin lists no longer. Devices under new IDs
 // may be withheld then (decision 0021), and pods wait for its end.
-func inUseUnlisted() bool {
-	listed := map[string]bool{}
+func inUseUnlisted() bool { return unlisted(holders()) }
+
+func unlisted(all []holder) bool {
+	listed := map[string]bool{longDevice: true}
 	for _, d := range readMood().devices() {
 		listed[d.ID] = true
 	}
-	for _, h := range holders() {
-		if slices.ContainsFunc(h.has, func(id string) bool { return !listed[id] }) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(all, func(h holder) bool {
+		return slices.ContainsFunc(h.has, func(id string) bool { return !listed[id] })
+	})
 }
 
 // allRun reports whether all pods that are bound to the node run, or wait for devices that are rightly withheld, and whether the scheduler
@@ -134,11 +136,11 @@ func (w *world) allRun(ctx context.Context) (bool, string) {
 		if p.Spec.NodeName == "" || failedForDevices(&p) {
 			continue
 		}
-		if claim := w.claimOf(p.Name); claim == "" || !counted[claim] {
+		free -= w.takes(&p, counted)
+		if claim := w.claimOf(p.Name); claim != "" {
 			counted[claim] = true
-			free -= wants(&p)
 		}
-		if p.DeletionTimestamp == nil && !ready(&p) && (wants(&p) == 0 || !inUseUnlisted() && !w.claims.unlisted(p.Name)) {
+		if p.DeletionTimestamp == nil && !ready(&p) && !w.overbooked(pods.Items) && (wants(&p) == 0 || !inUseUnlisted() && !w.claims.unlisted(p.Name)) {
 			return false, lament(&p)
 		}
 	}
@@ -150,7 +152,7 @@ func (w *world) allRun(ctx context.Context) (bool, string) {
 		return false, err.Error()
 	}
 	for _, p := range pods.Items {
-		if p.Spec.NodeName == "" && p.DeletionTimestamp == nil && w.fits(&p, free, counted) && w.mayBind(&p, claims.Items) {
+		if p.Spec.NodeName == "" && p.DeletionTimestamp == nil && w.takes(&p, counted) <= free && w.mayBind(&p, claims.Items) {
 			return false, fmt.Sprintf("%d devices are free; %s", free, lament(&p))
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,11 +14,12 @@ import (
 
 // A holder is one process of a container of the tests.
 type holder struct {
-	pid     int
-	started string // with the pid, what makes it one process
-	pod     string
-	wants   int
-	has     []string
+	pid       int
+	started   string // with the pid, what makes it one process
+	pod       string
+	container string
+	wants     int
+	has       []string
 }
 
 // holders returns all processes that run in containers of the tests, with the devices that they really have.
@@ -51,6 +51,8 @@ func look(pid int) (holder, bool) {
 		switch name {
 		case podVariable:
 			h.pod = value
+		case containerVariable:
+			h.container = value
 		case wantsVariable:
 			h.wants, _ = strconv.Atoi(value)
 		case devicesVariable:
@@ -96,15 +98,25 @@ const bareLimit = time.Second
 // A truth watches what containers really have.
 type truth struct {
 	bare map[string]time.Time // since when, by process
-	had  map[string]had       // by pod: the devices of its first container; later ones have the same
+	had  map[string]had       // by container: the devices of its first process; later ones have the same
 	told map[string]bool      // what has been counted
+	last map[string]user      // by hardware
 	boot func() int64         // world.boots
 	say  func(kind, what string)
 
 	holds     func() []hold
 	forbidden func(id, pod string, now time.Time) time.Time
 	claims    *claimView // nil: there are none
-	share     func(pod, other string) bool
+	share     func(pod, other, id string) bool
+	networks  *networks
+	judges    bool // whether a pod's network has to be gone before another pod has its devices
+	booted    int64
+}
+
+// A user is the pod that has had a device last.
+type user struct {
+	pod  string
+	seen time.Time
 }
 
 // A had is what a pod's containers had last, and in which boot.
@@ -122,7 +134,7 @@ func (h had) renamed(now had) bool {
 
 func newTruth(w *world) *truth {
 	return &truth{
-		bare: map[string]time.Time{}, had: map[string]had{}, told: map[string]bool{}, boot: w.boots.Load, say: w.say,
+		bare: map[string]time.Time{}, had: map[string]had{}, told: map[string]bool{}, last: map[string]user{}, networks: newNetworks(networkLog), judges: judgesNetworks, boot: w.boots.Load, say: w.say,
 		holds: w.openHolds, forbidden: w.forbidden, claims: w.claims, share: w.share,
 	}
 }
@@ -132,6 +144,13 @@ func (t *truth) look(now time.Time) {
 	boot, all := t.boot(), holders()
 	if boot%2 == 1 || t.boot() != boot {
 		return // the power is cut, or was while it looked
+	}
+	if err := t.networks.read(); err != nil {
+		t.say(networked, err.Error())
+	}
+	if boot != t.booted {
+		t.networks.boot()
+		t.booted = boot
 	}
 	holds := t.holds()
 	owner := map[string]holder{}
@@ -149,19 +168,18 @@ func (t *truth) look(now time.Time) {
 			}
 		}
 		if has := (had{strings.Join(h.has, " "), boot}); len(h.has) == h.wants && h.wants > 0 {
-			switch before, known := t.had[h.pod]; {
+			name := h.pod + "/" + h.container
+			switch before, known := t.had[name]; {
 			case !known, before.ids == has.ids, before.renamed(has):
-				t.had[h.pod] = has
+				t.had[name] = has
 			case !t.told[key]:
 				t.told[key] = true
 				t.say(changed, fmt.Sprintf("a container of %s has %s, and the one before it had %s", h.pod, has.ids, before.ids))
 			}
 		}
-		if ids, known := t.claims.of(h.pod); known && len(h.has) >= h.wants && !t.told[key+" claim"] {
-			if has := slices.Sorted(slices.Values(h.has)); !slices.Equal(has, ids) {
-				t.told[key+" claim"] = true
-				t.say(claimed, fmt.Sprintf("a container of %s has %v, and its claims name %v", h.pod, has, ids))
-			}
+		if n, known := t.claims.of(h.pod, h.container); known && len(h.has) >= h.wants && !t.told[key+" claim"] && !n.fits(h.has) {
+			t.told[key+" claim"] = true
+			t.say(claimed, fmt.Sprintf("container %s of %s has %v, its claims name %v, and it requests %d besides", h.container, h.pod, h.has, n.ids, n.besides))
 		}
 		for _, id := range h.has {
 			if until := t.forbidden(id, h.pod, now); !until.IsZero() && !t.told[key+id] {
@@ -170,17 +188,19 @@ func (t *truth) look(now time.Time) {
 			}
 			id = hardware(id) // two IDs may be one device
 			for _, o := range holds {
-				if pair := fmt.Sprint(key, o.pid); o.hardware == id && o.pod != h.pod && !t.share(o.pod, h.pod) && o.has() && !t.told[pair] {
+				if pair := fmt.Sprint(key, o.pid); o.hardware == id && o.pod != h.pod && !t.share(o.pod, h.pod, id) && o.has() && !t.told[pair] {
 					t.told[pair] = true
 					t.say(taken, fmt.Sprintf("a container of %s has started with device %s, which process %d has had open since %s had it", h.pod, id, o.pid, o.pod))
 				}
 			}
+			t.handedOn(h, id, now)
 			other, taken := owner[id]
 			owner[id] = h
 			// Processes are looked at one after the other: both have to be there still.
-			if pair := id + " " + other.pod + " " + h.pod; taken && other.pod != h.pod && !t.share(other.pod, h.pod) && other.alive() && h.alive() && !t.told[pair] {
+			another := other.pod != h.pod && !t.share(other.pod, h.pod, id) || other.pod == h.pod && other.container != h.container
+			if pair := id + " " + other.pod + " " + h.pod; taken && another && other.alive() && h.alive() && !t.told[pair] {
 				t.told[pair] = true
-				t.say(twoHands, fmt.Sprintf("device %s is in the hands of %s and %s", id, other.pod, h.pod))
+				t.say(twoHands, fmt.Sprintf("device %s is in the hands of %s/%s and %s/%s", id, other.pod, other.container, h.pod, h.container))
 			}
 		}
 	}
@@ -189,4 +209,13 @@ func (t *truth) look(now time.Time) {
 			delete(t.bare, key)
 		}
 	}
+}
+
+// handedOn looks whether a device has been handed on before the network of its former pod was gone.
+func (t *truth) handedOn(h holder, hardware string, now time.Time) {
+	was, known := t.last[hardware]
+	if t.judges && known && was.pod != h.pod && !t.share(was.pod, h.pod, hardware) && t.networks.has(was.pod) && now.Sub(was.seen) < networkLimit {
+		t.say(networked, fmt.Sprintf("device %s is in the hands of %s, and the network of %s, which had it until %s ago, is not torn down", hardware, h.pod, was.pod, now.Sub(was.seen)))
+	}
+	t.last[hardware] = user{h.pod, now}
 }

@@ -38,9 +38,13 @@ const (
 	unsliced  = "times the slices did not show all devices when no pod had them"
 	twice     = "times the Node's number and the slices showed devices, for 10 s"
 	unclaimed = "claims that were left when all pods were gone"
+	away      = "times the number left the Node although a plugin served, for 3 s"
+	nowhere   = "times free devices were neither in the number nor in the slices, for 30 s"
+	rivalled  = "times a number that another writer wrote stayed on the Node, for 3 s"
+	networked = "devices given to the next pod before the former pod's network was torn down"
 )
 
-var kinds = []string{failed, bare, twoHands, changed, number, promised, taken, idle, early, late, waits, stuck, leak, claimed, unsliced, twice, unclaimed, crash}
+var kinds = []string{failed, bare, twoHands, changed, number, promised, taken, idle, early, late, waits, stuck, leak, claimed, unsliced, twice, unclaimed, away, nowhere, rivalled, networked, crash}
 
 // A world is the node with all that can be broken on it. Its fields are the player's, but for what the mutex guards.
 type world struct {
@@ -51,30 +55,41 @@ type world struct {
 	openers  *cluster.Process // the same: devmgrd openers
 	gate     *gate            // the same
 	plugin   *cluster.Process
+	second   *cluster.Process // another plugin of the resource, see surge
+	mute     *cluster.Process // likewise
+	long     *cluster.Process // the plugin of the resource with the long name; nil: without devmgrd
 	attacker *cluster.Process // nil: none
 	keeper   *keeper
 	began    time.Time
 
-	pods      []string // that should be there
-	named     int
-	later     sync.WaitGroup // what ends on its own, or when all is repaired
-	repairing chan struct{}  // closed when it is
-	cut       bool           // the API server has been away
-	renamed   int            // how often the plugin has renamed its devices
-	boots     atomic.Int64   // how often the power has been cut and has come back: odd while it is cut
-	hung      *os.File       // keeps the plugin's mounts hanging
-	hardware  []*os.File     // the plugin's devices
-	unplugged chan struct{}  // closed when the power is cut
-	settings  string         // of devmgrd
-	looks     bool           // devmgrd looks for other processes
-	offered   bool           // devmgrd offers the resource through DRA
-	plan      plan           // of the sequence
-	kinds     *rand.Rand     // how the next pods ask for devices; nil: they request the resource
-	asked     map[string]kind
-	claimed   map[int][]string // claims of pods' authors, by the number of devices
-	through   int              // sequences through DRA
-	forgot    int              // how often kube-scheduler had to be restarted, see scheduled
-	claims    *claimView
+	pods       []string // that should be there
+	named      int
+	later      sync.WaitGroup // what ends on its own, or when all is repaired
+	repairing  chan struct{}  // closed when it is
+	cut        bool           // the API server has been away
+	renamed    int            // how often the plugin has renamed its devices
+	boots      atomic.Int64   // how often the power has been cut and has come back: odd while it is cut
+	hung       *os.File       // keeps the plugin's mounts hanging
+	hardware   []*os.File     // the plugin's devices
+	unplugged  chan struct{}  // closed when the power is cut
+	settings   string         // of devmgrd
+	looks      bool           // devmgrd looks for other processes
+	offered    bool           // devmgrd offers the resource through DRA
+	plan       plan           // of the sequence
+	trials     trials         // of the sequence
+	kinds      *rand.Rand     // how the next pods ask for devices; nil: they request the resource
+	ways       *rand.Rand     // likewise, in several ways at once; nil: they do not
+	asked      map[string]shape
+	sizes      map[string]int   // devices of the claims of pods' authors
+	rivals     int              // how often another writer has set the number in this sequence
+	blocked    bool             // slices cannot be written
+	unwritable atomic.Bool      // the same, for those who watch
+	pinned     atomic.Bool      // likewise, and so the number has to stay
+	bySlices   atomic.Bool      // offered, for those who watch
+	claimed    map[int][]string // claims of pods' authors, by the number of devices
+	through    int              // sequences through DRA
+	forgot     int              // how often kube-scheduler had to be restarted, see scheduled
+	claims     *claimView
 
 	watching context.CancelFunc
 	watchers sync.WaitGroup
@@ -96,13 +111,14 @@ type world struct {
 func newWorld(ctx context.Context, o options) (*world, error) {
 	w := &world{
 		options: o, began: time.Now(), wrongs: map[string]int{}, now: map[string]int{}, suspensions: map[string]suspension{},
-		created: map[string]time.Time{}, unplugged: make(chan struct{}), asked: map[string]kind{}, claimed: map[int][]string{}, uses: map[string]string{},
+		created: map[string]time.Time{}, unplugged: make(chan struct{}), asked: map[string]shape{}, sizes: map[string]int{}, claimed: map[int][]string{}, uses: map[string]string{},
 	}
 	shape := cluster.Options{Dir: o.logs, KubeletConfig: "crashLoopBackOff: {maxContainerRestartPeriod: 1s}\n"}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
+	shape.CNI = networkPlugin(self)
 	if err := errors.Join(os.MkdirAll(hostLibs, 0o755), Mood{}.write()); err != nil {
 		return nil, err
 	}
@@ -119,13 +135,23 @@ func newWorld(ctx context.Context, o options) (*world, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.plugin = cluster.NewProcess("plugin", filepath.Join(w.LogDir(), "plugin.log"), []string{self, "plugin", sockets}, nil)
+	plugin := func(process, name string) *cluster.Process {
+		return cluster.NewProcess(process, filepath.Join(w.LogDir(), process+".log"), []string{self, "plugin", sockets, name}, nil)
+	}
+	w.plugin, w.second, w.mute = plugin("plugin", firstPlugin), plugin("second-plugin", surgePlugin), plugin("mute-plugin", mutePlugin)
 	w.keeper = &keeper{say: w.say}
 	for _, p := range []*cluster.Process{w.APIServer, w.Runtime, w.Kubelet, w.Scheduler, w.ControllerManager} {
 		w.keeper.keep(p, true) // a kubelet ends if it finds no runtime, and so on
 	}
 	w.keeper.keep(w.plugin, false)
+	w.keeper.keepDown(w.second)
+	w.keeper.keepDown(w.mute)
 	if w.devmgrd != nil {
+		w.long = plugin("long-plugin", longPlugin)
+		w.keeper.keep(w.long, false)
+		if err := w.long.Start(ctx); err != nil {
+			return nil, errors.Join(err, w.stop())
+		}
 		w.keeper.keep(w.devmgrd, false)
 		w.keeper.keep(w.openers, false)
 	}
@@ -179,7 +205,7 @@ func (w *world) startNode(ctx context.Context, shape cluster.Options, self strin
 	w.Cluster, w.node, w.devmgrd = n.Cluster, n, n.Devmgrd
 	w.openers = cluster.NewProcess("openers", filepath.Join(w.LogDir(), "openers.log"), w.node.Command(ctx, "openers", "--config", settingsFile).Args, nil)
 	w.claims = newClaimView(w)
-	return errors.Join(w.openers.Start(ctx), n.FailClosed(ctx), w.addClaims(ctx))
+	return errors.Join(w.openers.Start(ctx), n.FailClosed(ctx), w.addClaims(ctx), w.addBlock(ctx))
 }
 
 // watch starts those who look whether all is right, and the keeper.
@@ -188,7 +214,7 @@ func (w *world) watch() {
 	w.watching = cancel
 	w.watchers.Go(func() { w.keeper.Run(ctx) })
 	t := newTruth(w)
-	v := &apiView{cluster: w.Cluster, say: w.say, publish: w.publisher(), awake: w.awake, failed: map[string]bool{}}
+	v := &apiView{cluster: w.Cluster, say: w.say, publish: w.publisher(), awake: w.awake, pinned: w.pinned.Load, slices: w.bySlices.Load, disturbed: w.disturbed, failed: map[string]bool{}}
 	looks := []func(time.Time){t.look, func(now time.Time) { v.look(ctx, now) }}
 	if w.claims != nil {
 		looks = append(looks, func(now time.Time) { w.claims.look(ctx, now) })
@@ -209,9 +235,22 @@ func (w *world) watch() {
 	}
 }
 
-// awake reports whether the plugin and who publishes its devices run, and are not frozen.
+// awake reports whether a plugin and who publishes its devices run, and none is frozen.
 func (w *world) awake() bool {
-	return awake(w.plugin) && awake(w.publisher())
+	first, second := w.plugin.Running(), w.second.Running()
+	return (first || second) && first == awake(w.plugin) && second == awake(w.second) && awake(w.publisher())
+}
+
+// disturbed reports whether there are reasons for which devices are rightly out of service.
+func (w *world) disturbed() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, s := range w.suspensions {
+		if time.Now().Before(s.until) {
+			return true
+		}
+	}
+	return len(w.holds) > 0 || readMood().Free
 }
 
 // publisher is the process that sets the resource's number on the Node.
@@ -228,7 +267,7 @@ func (w *world) stop() error {
 		w.watchers.Wait()
 	}
 	var err error
-	for _, p := range []*cluster.Process{w.plugin, w.attacker, w.openers} {
+	for _, p := range []*cluster.Process{w.plugin, w.second, w.mute, w.long, w.attacker, w.openers} {
 		if p != nil {
 			err = errors.Join(err, p.Kill())
 		}

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/devmgrd/devmgrd/test/cluster"
+)
+
+// judgesNetworks says that devices count as free only when their pod's network is gone, or after networkLimit.
+const judgesNetworks = false
+
+// networkLimit is how long a pod's network may take to go before its devices are free all the same.
+const networkLimit = 30 * time.Second
+
+const (
+	networkLog  = hostDir + "/network.log"  // what the CNI plugin has done
+	networkMood = hostDir + "/network.json" // how it behaves
+)
+
+// A networkMoodFile is how the CNI plugin behaves: until a time each DEL takes as long. Without the file none does.
+type networkMoodFile struct {
+	Until time.Time
+	Takes time.Duration
+}
+
+// A visit is a line of the CNI plugin's log: an ADD, or a DEL at its end.
+type visit struct {
+	Command, Sandbox, Pod string
+	Wall                  time.Time
+}
+
+// isNetworkPlugin reports whether the runtime has called this program as a CNI plugin. It is called after the one that connects a pod, and for
+// a DEL before that one.
+func isNetworkPlugin() bool { return os.Getenv("CNI_COMMAND") != "" }
+
+// runNetworkPlugin does what the runtime asks for.
+func runNetworkPlugin() error {
+	var settings struct {
+		PrevResult json.RawMessage `json:"prevResult"`
+	}
+	if err := json.NewDecoder(os.Stdin).Decode(&settings); err != nil {
+		return err
+	}
+	v := visit{Command: os.Getenv("CNI_COMMAND"), Sandbox: os.Getenv("CNI_CONTAINERID")}
+	for arg := range strings.SplitSeq(os.Getenv("CNI_ARGS"), ";") {
+		if name, is := strings.CutPrefix(arg, "K8S_POD_NAME="); is {
+			v.Pod = name
+		}
+	}
+	switch v.Command {
+	case "VERSION":
+		return json.NewEncoder(os.Stdout).Encode(map[string]any{"cniVersion": "1.0.0", "supportedVersions": []string{"0.4.0", "1.0.0", "1.1.0"}})
+	case "ADD":
+		return errors.Join(v.note(), json.NewEncoder(os.Stdout).Encode(settings.PrevResult))
+	case "DEL":
+		for began := time.Now(); hangs(began); {
+			time.Sleep(50 * time.Millisecond)
+		}
+		return v.note()
+	}
+	return nil
+}
+
+// hangs reports whether a DEL that has begun then must take longer.
+func hangs(began time.Time) bool {
+	text, err := os.ReadFile(networkMood)
+	if err != nil {
+		return false
+	}
+	var m networkMoodFile
+	return json.Unmarshal(text, &m) == nil && began.Before(m.Until) && time.Since(began) < m.Takes
+}
+
+// note appends a line in one write, since several pods' networks change at the same time.
+func (v visit) note() error { return v.noteIn(networkLog) }
+
+func (v visit) noteIn(path string) error {
+	v.Wall = time.Now()
+	line, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	log, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = log.Write(append(line, '\n'))
+	return errors.Join(err, log.Close())
+}
+
+// hangNetworks has each DEL of the CNI plugin take some seconds for a while.
+func hangNetworks(_ context.Context, _ *world, dice *rand.Rand) (string, error) {
+	takes, lasts := time.Duration(1000+dice.IntN(9000))*time.Millisecond, time.Duration(3000+dice.IntN(12000))*time.Millisecond
+	what := fmt.Sprintf("for %s each deletion of a pod's network takes %s", lasts, takes)
+	text, err := json.Marshal(networkMoodFile{Until: time.Now().Add(lasts), Takes: takes})
+	if err != nil {
+		return what, err
+	}
+	if err := os.WriteFile(networkMood+".new", text, 0o600); err != nil {
+		return what, err
+	}
+	return what, os.Rename(networkMood+".new", networkMood)
+}
+
+// networkPlugin is this program as a CNI plugin.
+func networkPlugin(self string) []cluster.CNIPlugin { return []cluster.CNIPlugin{{Path: self}} }
+
+// networks are the pods' networks that the CNI plugin has made, and not removed.
+type networks struct {
+	path string // of the CNI plugin's log
+	log  *os.File
+	rest string                     // a line that is being written
+	open map[string]map[string]bool // by pod: sandboxes
+}
+
+// read reads what the CNI plugin has done since the last time.
+func (n *networks) read() error {
+	if n.log == nil {
+		log, err := os.Open(n.path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		n.log = log
+	}
+	text, err := io.ReadAll(n.log)
+	if err != nil {
+		return err
+	}
+	lines := strings.SplitAfter(n.rest+string(text), "\n")
+	n.rest = lines[len(lines)-1]
+	for _, line := range lines[:len(lines)-1] {
+		var v visit
+		if err := json.Unmarshal([]byte(line), &v); err != nil {
+			return err
+		}
+		switch {
+		case v.Command == "DEL":
+			delete(n.open[v.Pod], v.Sandbox)
+		case n.open[v.Pod] == nil:
+			n.open[v.Pod] = map[string]bool{v.Sandbox: true}
+		default:
+			n.open[v.Pod][v.Sandbox] = true
+		}
+	}
+	return nil
+}
+
+// boot forgets all networks: the power has been cut.
+func (n *networks) boot() { clear(n.open) }
+
+func newNetworks(path string) *networks {
+	return &networks{path: path, open: map[string]map[string]bool{}}
+}
+
+// has reports whether a pod still has a network.
+func (n *networks) has(pod string) bool { return len(n.open[pod]) > 0 }
