@@ -70,16 +70,17 @@ type apiView struct {
 	pinned  func() bool      // slices cannot be written, and so the number has to stay
 	slices  func() bool      // the resource is offered through DRA
 	// disturbed reports whether devices may rightly be out of service.
-	disturbed func() bool
-	armed     bool    // the Node has shown the number, and nothing has happened that takes it away
-	gone      lasting // the Node shows none
-	unpinned  lasting // likewise, though slices cannot be written
-	failed    map[string]bool
-	short     lasting // the Node shows too little
-	above     lasting // it shows too much
-	double    lasting // it shows more than there has ever been
-	falls     falls
-	steady    time.Time // the API server was away, and what is too high does not count before
+	disturbed  func() bool
+	armed      bool    // the Node has shown the number, and nothing has happened that takes it away
+	gone       lasting // the Node shows none
+	unpinned   lasting // likewise, though slices cannot be written
+	failed     map[string]bool
+	short      lasting   // the Node shows too little
+	above      lasting   // it shows too much
+	double     lasting   // it shows more than there has ever been
+	overbooked time.Time // its pods asked for more than there is: the number falls when they end
+	falls      falls
+	steady     time.Time // the API server was away, and what is too high does not count before
 }
 
 // lasting is something that counts once it has been so for a while.
@@ -144,7 +145,10 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 	if v.above.is(seen && shown > usable+asked+left && v.awake() && now.After(v.steady), now, limit) {
 		v.say(promised, fmt.Sprintf("for %s the Node shows %d, its pods ask for %d, %d devices are usable, and containers of deleted pods have %d", limit, shown, asked, usable, left))
 	}
-	if v.double.is(seen && shown > max(deviceCount, asked), now, shortLimit) {
+	if asked > deviceCount {
+		v.overbooked = now
+	}
+	if v.double.is(seen && shown > max(deviceCount, asked) && now.Sub(v.overbooked) > limit, now, shortLimit) {
 		v.say(promised, fmt.Sprintf("the Node shows %d of %d devices, and its pods ask for %d", shown, deviceCount, asked))
 	}
 }

@@ -140,7 +140,7 @@ func (w *world) allRun(ctx context.Context) (bool, string) {
 		if claim := w.claimOf(p.Name); claim != "" {
 			counted[claim] = true
 		}
-		if p.DeletionTimestamp == nil && !ready(&p) && !w.overbooked(pods.Items) && (wants(&p) == 0 || !inUseUnlisted() && !w.claims.unlisted(p.Name)) {
+		if p.DeletionTimestamp == nil && !ready(&p) && !w.overbooked(pods.Items) && !mixes(&p) && (wants(&p) == 0 || !inUseUnlisted() && !w.claims.unlisted(p.Name)) {
 			return false, lament(&p)
 		}
 	}

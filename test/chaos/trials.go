@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"strconv"
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
@@ -14,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
@@ -112,9 +115,10 @@ func listFree(_ context.Context, w *world, dice *rand.Rand) (string, error) {
 const rivalLimit = 3 * time.Second
 
 // rival has another writer set the Node's number, and waits until it is set right. The number is never too low for the pods, which the
-// kubelet would fail for it, and none is written that the scheduler might bind pods by while the resource is offered through DRA.
+// kubelet would fail for it, and none is written that the scheduler might bind pods by while the resource is offered through DRA. In the
+// first 30 s of a devmgrd, and after an outage of the API server, no number rises (decision 0002): then a lower one may stay.
 func rival(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
-	more := int64(dice.IntN(deviceCount + 1))
+	at := dice.IntN(1000)
 	what := "another writer sets the number"
 	if !w.awake() {
 		return what + ": not now, the one who sets it right is away", nil
@@ -133,10 +137,15 @@ func rival(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
 	if err != nil {
 		return what, err
 	}
-	number := asked + more
-	if number == before && there || w.offered && pending {
+	least, most := min(asked, deviceCount), int64(2*deviceCount)
+	if pending {
+		most = deviceCount // else the scheduler binds more pods than there are devices
+	}
+	number := least + int64(at)%(most-least+1)
+	if number == before && there || there == w.offered || w.offered && pending {
 		return what + ": not now", nil
 	}
+	mayStay := there && number < before && (runsFor(w.publisher()) < standstill+rivalLimit || w.cut)
 	w.rivals++
 	began, pid := time.Now(), w.publisher().Pid()
 	what = fmt.Sprintf("another writer sets the number to %d", number)
@@ -151,7 +160,7 @@ func rival(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
 		case time.Since(began) < rivalLimit && w.awake() && pid == w.publisher().Pid():
 			time.Sleep(20 * time.Millisecond)
 			continue
-		case w.awake() && pid == w.publisher().Pid():
+		case w.awake() && pid == w.publisher().Pid() && !mayStay:
 			w.say(rivalled, what)
 		}
 		back := &before
@@ -161,6 +170,23 @@ func rival(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
 		return what + ", and back", w.setNumber(ctx, back)
 	}
 }
+
+// runsFor returns how long ago a process started.
+func runsFor(p *cluster.Process) time.Duration {
+	var up float64
+	text, err := os.ReadFile("/proc/uptime")
+	if err == nil {
+		_, err = fmt.Sscan(string(text), &up)
+	}
+	ticks, failure := strconv.ParseFloat(startOf(p.Pid()), 64)
+	if err != nil || failure != nil {
+		return 0
+	}
+	return time.Duration((up - ticks/ticksPerSecond) * float64(time.Second))
+}
+
+// ticksPerSecond is the kernel's unit of times in /proc, on all machines in use.
+const ticksPerSecond = 100
 
 // setNumber writes the Node's number; nil: there is none.
 func (w *world) setNumber(ctx context.Context, n *int64) error {

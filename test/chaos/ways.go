@@ -65,7 +65,7 @@ func (w *world) joins(s shape, devices int) shape {
 	if s.claim != requests || len(sizes) == 0 || w.ways.IntN(2) == 0 {
 		return s
 	}
-	n, both := sizes[w.ways.IntN(len(sizes))], w.ways.IntN(2) == 0
+	n, both := sizes[w.ways.IntN(len(sizes))], w.ways.IntN(2) == 0 && w.offered
 	s = shape{containers: []way{{claim: n}, {name: devices}}, claim: shared}
 	if both {
 		s.containers = []way{{name: devices, claim: n}}
@@ -100,6 +100,14 @@ func (s shape) String() string {
 		containers = append(containers, strings.Join(ways, " and "))
 	}
 	return ": " + strings.Join(containers, "; another container: ")
+}
+
+// mixes reports whether a container of a bound pod asks for the Node's number and has devices of a claim. It waits: a pod whose container asks
+// so needs the scheduler's claim for its request, too.
+func mixes(p *corev1.Pod) bool {
+	return p.Status.ExtendedResourceClaimStatus == nil && slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool {
+		return len(c.Resources.Claims) > 0 && !c.Resources.Limits.Name(resourceName, "").IsZero()
+	})
 }
 
 // shapes changes a pod's only container into those of a shape, by which the judge knows them.
