@@ -120,7 +120,7 @@ func (t *Table) Withhold(r device.ResourceName) {
 	}
 	unlisted := t.UnlistedInUse(r)
 	p.unlistedIdle = p.Unlisted() - len(unlisted)
-	p.Withhold(unlisted)
+	freed := p.Withhold(unlisted)
 	n, before := p.WithheldCount(), p.withheldLogged
 	p.withheldLogged = n
 	switch {
@@ -130,7 +130,7 @@ func (t *Table) Withhold(r device.ResourceName) {
 	default:
 		t.log.Info("devices no longer withheld", "resource", r)
 	}
-	if n < before {
+	if freed {
 		t.allocator.Freed(r)
 	}
 }

@@ -21,9 +21,9 @@ func physical(id device.ID) string {
 	return name
 }
 
-// Withhold removes the listed devices that may be one of the unlisted ones from the free ones, and frees those that no longer
-// may.
-func (p *Resource) Withhold(unlisted map[device.ID]int64) {
+// Withhold removes the listed devices that may be one of the unlisted ones from the free ones, frees those that no longer
+// may, and reports whether there are any of the latter.
+func (p *Resource) Withhold(unlisted map[device.ID]int64) (freed bool) {
 	since := map[string]int64{} // by physical device: IDs added later may name it
 	for id, at := range unlisted {
 		name := physical(id)
@@ -70,9 +70,11 @@ func (p *Resource) Withhold(unlisted map[device.ID]int64) {
 		} else {
 			p.free.add(i)
 			p.count(i, 1)
+			freed = true
 		}
 	}
 	p.withheld = withheld
+	return freed
 }
 
 // Withholds reports whether any listed device is withheld, be it free otherwise or not.
