@@ -473,7 +473,7 @@ func TestComplete(t *testing.T) {
 // TestChurn plays many random steps and checks everything after each.
 func TestChurn(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(10) {
+	for seed := range uint64(20) {
 		places := []allocator.Topology{{}, {Policy: placement.BestEffort}, {Policy: placement.Restricted, Scope: placement.PerPod}, {Policy: placement.SingleNUMA}}
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			run(t, func(r *harness) { churn(r, seed) }, func(r *harness) {

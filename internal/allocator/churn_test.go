@@ -18,13 +18,16 @@ import (
 )
 
 // churn plays random steps: pods are bound, run, end and return, some share claims, and some of those request devices by number as well,
-// plugins fail and rename their devices, commits fail, the runtime, devmgrd and the machine restart, and releases are proved late. After each
+// plugins fail, rename their devices, succeed each other and list only free devices, containers are refused, commits fail, the runtime, devmgrd and the machine restart, and releases are proved late. After each
 // step the invariants hold, and no two pods of the model use the same hardware, unless they do by one claim. After the end of all faults but
 // one, every pod is served.
 func churn(r *harness, seed uint64) {
 	c := newChurning(r, seed)
 	for range 300 {
 		did := c.step()
+		if more := c.other(); more != "" {
+			did += ", then " + more
+		}
 		r.check()
 		if c.judge(); r.t.Failed() {
 			r.t.Errorf("the last step was: %s", did)
@@ -38,6 +41,7 @@ func churn(r *harness, seed uint64) {
 type churning struct {
 	*harness
 	*rand.Rand
+	others    *rand.Rand                  // the dice of other
 	pods      map[string]device.PodDemand // in the API server
 	deleted   map[string]device.PodDemand // those that were
 	made      map[string]*made            // the runtime's containers, by its IDs
@@ -55,8 +59,11 @@ type churning struct {
 	users     map[device.ID]device.ClaimUID // of FPGAs: by which claim a container has had it last
 	proved    provedFPGAs
 	outdated  provedFPGAs // those that have been released since the plugin was last asked for them
+	again     provedFPGAs // those of which a grant was refused: the plugin is asked again, though another pod of the claim may run with them
 	subsets   bool        // containers of one claim have some of its devices, not all
 	boots     int
+	ran       map[device.PodUID]bool                      // pods of which a container has started, or may have
+	absent    map[device.ResourceName]map[device.ID]int64 // Device.Added of devices that a plugin has stopped listing, see relist
 }
 
 // A made is a container of the model.
@@ -68,11 +75,11 @@ type made struct {
 
 func newChurning(r *harness, seed uint64) *churning {
 	c := &churning{
-		harness: r, Rand: rand.New(rand.NewPCG(seed, 1)), pods: map[string]device.PodDemand{}, deleted: map[string]device.PodDemand{},
+		harness: r, Rand: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), absent: map[device.ResourceName]map[device.ID]int64{}, ran: map[device.PodUID]bool{}, pods: map[string]device.PodDemand{}, deleted: map[string]device.PodDemand{},
 		made: map[string]*made{}, connected: true,
 		prefix: map[device.ResourceName]string{gpu: "d", nic: "d", fpga: "d"}, claims: map[string]*sharedClaim{}, fpgas: fpgasInUse{by: map[device.ID]int{}},
 		users: map[device.ID]device.ClaimUID{}, subsets: seed%4 == 1,
-		proved: provedFPGAs{ids: map[device.ID]bool{}}, outdated: provedFPGAs{ids: map[device.ID]bool{}},
+		proved: provedFPGAs{ids: map[device.ID]bool{}}, outdated: provedFPGAs{ids: map[device.ID]bool{}}, again: provedFPGAs{ids: map[device.ID]bool{}},
 	}
 	if r.releaser != nil {
 		r.releaser.proves = func(d device.Departure) {
@@ -108,7 +115,7 @@ func newChurning(r *harness, seed uint64) *churning {
 // allocate always refuses the bad device, refuses others occasionally, and is sometimes slow: lists change, and the daemon
 // restarts, in the middle of a call.
 func (c *churning) allocate(ctx context.Context, r device.ResourceName, ids []device.ID) error {
-	if r == fpga && !c.subsets && c.fpgas.any(ids) {
+	if r == fpga && !c.subsets && c.fpgas.any(ids) && !c.again.has(ids[0]) {
 		c.t.Errorf("Allocate for %v, which a container runs with", ids)
 	}
 	n := c.calls.Add(1)
@@ -153,7 +160,9 @@ func (c *churning) list(r device.ResourceName, n, nodes int, sick ...int) {
 		ids[i] = fmt.Sprint(c.prefix[r], i)
 	}
 	c.plugins.offer(r, func(o *device.Offer) {
+		before := o.Inventory.Devices
 		o.Inventory.Devices = dated(*o, ids)
+		c.returned(r, before, o.Inventory.Devices)
 		o.Reported, o.State = true, device.Serving
 		for i, d := range o.Inventory.Devices {
 			at := hardware([]device.ID{d.ID})[0]
@@ -333,6 +342,7 @@ func (c *churning) reboot() string {
 	c.boot = fmt.Sprint("boot ", c.boots)
 	c.connected, c.broken = false, false
 	c.restart()
+	c.recalled()
 	if c.IntN(2) == 0 {
 		c.sync()
 	}
@@ -373,7 +383,7 @@ func (c *churning) create(pod string, fails bool) string {
 	if _, is := c.pods[pod]; !is || !c.connected {
 		return "nothing"
 	}
-	if c.pods[pod].Shares() && c.uses(pod) {
+	if p := c.pods[pod]; (p.Shares() || p.Requests()[fpga] > 0) && c.uses(pod) {
 		return "nothing" // the kubelet makes no second instance of a container that exists
 	}
 	one := &made{Running: running(fmt.Sprint(c.Uint64()), pod, "0"), uses: map[device.ResourceName][]int{}}
@@ -423,7 +433,7 @@ func (c *churning) start(one *made) string {
 			return "a container of " + string(one.Container.Pod) + " must not start"
 		}
 	}
-	one.started = true
+	one.started, c.ran[one.Container.Pod] = true, true
 	c.proved.setIDs(one.Stamp[fpga], false)
 	c.fpgas.add(one.Stamp[fpga], 1)
 	c.plugins.setAlive(one.ID, true)
@@ -477,6 +487,7 @@ func (c *churning) reconnect(how int) string {
 	case 1:
 		c.connected, c.broken = false, false
 		c.restart()
+		c.recalled()
 		c.Replace(slices.Collect(maps.Values(c.pods)))
 		if c.IntN(2) == 0 {
 			c.sync()
@@ -615,6 +626,7 @@ func (c *churning) settle() {
 		}
 	}
 	c.list(fpga, fpgas, 0)
+	c.after(time.Second)
 	for i := range fpgas {
 		if _, err := c.Uncordon([]device.Cordon{{Resource: fpga, ID: device.ID(fmt.Sprint("d", i))}}); err != nil {
 			c.t.Error(err)
