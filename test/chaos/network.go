@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/devmgrd/devmgrd/test/cluster"
 )
 
@@ -97,8 +99,10 @@ func (v visit) noteIn(path string) error {
 	return errors.Join(err, log.Close())
 }
 
-// hangNetworks has each DEL of the CNI plugin take some seconds for a while.
-func hangNetworks(_ context.Context, _ *world, dice *rand.Rand) (string, error) {
+// hangNetworks has each DEL of the CNI plugin take some seconds for a while. As a rule all pods with devices are deleted by force then, and a pod is
+// created that needs some of these devices.
+func hangNetworks(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
+	handsOn := dice.IntN(4) > 0
 	takes, lasts := time.Duration(1000+dice.IntN(9000))*time.Millisecond, time.Duration(3000+dice.IntN(12000))*time.Millisecond
 	what := fmt.Sprintf("for %s each deletion of a pod's network takes %s", lasts, takes)
 	text, err := json.Marshal(networkMoodFile{Until: time.Now().Add(lasts), Takes: takes})
@@ -108,7 +112,21 @@ func hangNetworks(_ context.Context, _ *world, dice *rand.Rand) (string, error) 
 	if err := os.WriteFile(networkMood+".new", text, 0o600); err != nil {
 		return what, err
 	}
-	return what, os.Rename(networkMood+".new", networkMood)
+	if err := os.Rename(networkMood+".new", networkMood); err != nil || !handsOn {
+		return what, err
+	}
+	deleted, now := map[string]bool{}, int64(0)
+	for _, h := range holders() {
+		if len(h.has) == 0 || deleted[h.pod] {
+			continue
+		}
+		deleted[h.pod] = true
+		what += "; delete " + h.pod + " by force"
+		w.forget(h.pod)
+		err = errors.Join(err, w.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, h.pod, metav1.DeleteOptions{GracePeriodSeconds: &now}))
+	}
+	name, failure := w.create(ctx, deviceCount-1)
+	return fmt.Sprintf("%s; create %s (%d devices%s)", what, name, deviceCount-1, w.how(name)), errors.Join(err, failure)
 }
 
 // networkPlugin is this program as a CNI plugin.
