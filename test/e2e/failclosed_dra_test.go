@@ -11,8 +11,8 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-// A container of a pod with a claim ends while devmgrd is away. The kubelet has prepared the claim before, and the container does not start
-// again without its devices.
+// A container of a pod with a claim ends while devmgrd is away: one that its author has made, or the scheduler's for the name of a DeviceClass. The
+// kubelet has prepared the claim before, and the container does not start again without its devices.
 func TestDRA_DevmgrdAway_ContainersOfClaimsWait(t *testing.T) {
 	r := start(t, "--set", "dra.resources="+gpu)
 	r.class(gpu)
@@ -22,25 +22,35 @@ func TestDRA_DevmgrdAway_ContainersOfClaimsWait(t *testing.T) {
 	}
 	r.must(r.FailClosed(r.soon()))
 	r.claim("own", "vendor.example-gpu", 1)
-	p := claiming("claims", "own")
-	p.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	r.must(r.Create(r.ctx, p))
-	had := r.exact("claims")["main"][0]
-	p, err := r.WaitPhase(r.soon(), "claims", corev1.PodRunning)
-	r.must(err)
-	r.must(r.Devmgrd.Kill())
-	r.must(r.Containers.Kill(r.ctx, node.ContainerID(p)))
-	r.until("the container is refused, or runs without its devices", func() bool {
-		p, err := r.WaitPhase(r.ctx, "claims", corev1.PodRunning)
+	pods := map[string]*corev1.Pod{"claims": claiming("claims", "own"), "implicit": node.Pod("implicit", implicit, 1, "report", "--then-sleep")}
+	had := map[string]string{}
+	for name, p := range pods {
+		p.Spec.RestartPolicy = corev1.RestartPolicyAlways
+		r.must(r.Create(r.ctx, p))
+		had[name] = r.exact(name)["main"][0]
+		running, err := r.WaitPhase(r.soon(), name, corev1.PodRunning)
 		r.must(err)
-		now := p.Status.ContainerStatuses[0]
-		return now.State.Waiting != nil && now.State.Waiting.Reason == "CreateContainerError" || now.RestartCount > 0 && now.State.Running != nil
-	})
-	r.nobodyIsBare()
-	r.told("claims", "devmgrd")
-	r.must(r.StartDevmgrd(r.soon()))
-	if now := r.runsAgain("claims").Env["DEVICES"]; now != had {
-		t.Errorf("the pod had %q and has %q", had, now)
+		pods[name] = running
 	}
-	r.exact("claims")
+	r.must(r.Devmgrd.Kill())
+	for name, p := range pods {
+		r.must(r.Containers.Kill(r.ctx, node.ContainerID(p)))
+		r.until("the container of "+name+" is refused, or runs without its devices", func() bool {
+			p, err := r.WaitPhase(r.ctx, name, corev1.PodRunning)
+			r.must(err)
+			now := p.Status.ContainerStatuses[0]
+			return now.State.Waiting != nil && now.State.Waiting.Reason == "CreateContainerError" || now.RestartCount > 0 && now.State.Running != nil
+		})
+	}
+	r.nobodyIsBare()
+	for name := range pods {
+		r.told(name, "devmgrd")
+	}
+	r.must(r.StartDevmgrd(r.soon()))
+	for name, devices := range had {
+		if now := r.runsAgain(name).Env["DEVICES"]; now != devices {
+			t.Errorf("pod %s had %q and has %q", name, devices, now)
+		}
+		r.exact(name)
+	}
 }
