@@ -221,6 +221,12 @@ func (w *world) repair(ctx context.Context) {
 			w.say(stuck, err.Error())
 		}
 	}
+	if w.surged && w.devmgrd == nil { // a kubelet whose newest plugin has ended does not go back to the first
+		if err := w.keeper.kill(w.plugin, true, false); err != nil {
+			w.say(stuck, err.Error())
+		}
+	}
+	w.surged = false
 	if w.blocked {
 		if err := w.eventually(ctx, settleLimit, func() (bool, string) {
 			err := w.unblock(ctx)

@@ -91,6 +91,7 @@ func surge(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
 	if err := w.keeper.start(ctx, second); err != nil {
 		return what, err
 	}
+	w.surged = true
 	return after(ctx, what, d, func() (string, error) {
 		switch fate {
 		case 0:

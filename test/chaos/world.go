@@ -81,6 +81,7 @@ type world struct {
 	ways       *rand.Rand     // likewise, in several ways at once; nil: they do not
 	asked      map[string]shape
 	sizes      map[string]int   // devices of the claims of pods' authors
+	surged     bool             // a second plugin has been started in this sequence
 	rivals     int              // how often another writer has set the number in this sequence
 	blocked    bool             // slices cannot be written
 	unwritable atomic.Bool      // the same, for those who watch

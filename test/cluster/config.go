@@ -85,9 +85,13 @@ func (c *Cluster) schedulerArgs() []string {
 }
 
 func (c *Cluster) controllerManagerArgs(keys pki) []string {
+	controllers := "*,-node-ipam-controller"
+	if release := kubernetesRelease(); release == "" || KubernetesBefore("1.37") { // later ones do not have it
+		controllers += ",-cloud-node-lifecycle-controller"
+	}
 	return append([]string{
 		c.tools.Path("kube-controller-manager"), "--kubeconfig=" + adminKubeconfig, "--leader-elect=false", "--secure-port=0",
-		"--controllers=*,-node-ipam-controller,-cloud-node-lifecycle-controller",
+		"--controllers=" + controllers,
 		"--service-account-private-key-file=" + keys.accountKey,
 	}, c.featureGates()...)
 }
