@@ -112,6 +112,10 @@ func listFree(_ context.Context, w *world, dice *rand.Rand) (string, error) {
 	return "the plugin restarts, and lists only free devices", errors.Join(m.write(), w.keeper.kill(w.plugin, dice.IntN(2) == 0, false))
 }
 
+// firstLook is how long a devmgrd may take until it has seen the Node. What it finds there it takes for the number of the devmgrd before it,
+// which falls like any other.
+const firstLook = 5 * time.Second
+
 // rivalLimit is how long what another writer has written may stay.
 const rivalLimit = 3 * time.Second
 
@@ -121,8 +125,8 @@ const rivalLimit = 3 * time.Second
 func rival(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
 	at := dice.IntN(1000)
 	what := "another writer sets the number"
-	if !w.awake() {
-		return what + ": not now, the one who sets it right is away", nil
+	if !w.awake() || runsFor(w.publisher()) < firstLook {
+		return what + ": not now, the one who sets it right is away or has just started", nil
 	}
 	pods, err := w.Client().CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
 	if err != nil {
