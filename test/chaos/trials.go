@@ -160,7 +160,7 @@ func rival(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
 	for {
 		switch now, is, err := v.shown(ctx); {
 		case err != nil: // nothing can be said: what was there is put back
-		case now != number || is != true:
+		case now != number || !is:
 			return fmt.Sprintf("%s, for %s", what, time.Since(began).Round(time.Millisecond)), nil
 		case time.Since(began) < rivalLimit && w.awake() && pid == w.publisher().Pid():
 			time.Sleep(20 * time.Millisecond)
