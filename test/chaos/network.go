@@ -17,9 +17,6 @@ import (
 	"github.com/devmgrd/devmgrd/test/cluster"
 )
 
-// judgesNetworks says that devices count as free only when their pod's network is gone, or after networkLimit.
-const judgesNetworks = false
-
 // networkLimit is how long a pod's network may take to go before its devices are free all the same.
 const networkLimit = 30 * time.Second
 

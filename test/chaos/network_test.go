@@ -21,7 +21,7 @@ func TestHandedOn_NetworkIsThere_Counts(t *testing.T) {
 	fresh := func() *truth {
 		said = 0
 		return &truth{
-			last: map[string]user{}, networks: newNetworks(log), judges: true,
+			last: map[string]user{}, networks: newNetworks(log),
 			say: func(string, string) { said++ }, share: func(string, string, string) bool { return false },
 		}
 	}

@@ -109,7 +109,6 @@ type truth struct {
 	claims    *claimView // nil: there are none
 	share     func(pod, other, id string) bool
 	networks  *networks
-	judges    bool // whether a pod's network has to be gone before another pod has its devices
 	booted    int64
 }
 
@@ -134,7 +133,7 @@ func (h had) renamed(now had) bool {
 
 func newTruth(w *world) *truth {
 	return &truth{
-		bare: map[string]time.Time{}, had: map[string]had{}, told: map[string]bool{}, last: map[string]user{}, networks: newNetworks(networkLog), judges: judgesNetworks, boot: w.boots.Load, say: w.say,
+		bare: map[string]time.Time{}, had: map[string]had{}, told: map[string]bool{}, last: map[string]user{}, networks: newNetworks(networkLog), boot: w.boots.Load, say: w.say,
 		holds: w.openHolds, forbidden: w.forbidden, claims: w.claims, share: w.share,
 	}
 }
@@ -214,7 +213,7 @@ func (t *truth) look(now time.Time) {
 // handedOn looks whether a device has been handed on before the network of its former pod was gone.
 func (t *truth) handedOn(h holder, hardware string, now time.Time) {
 	was, known := t.last[hardware]
-	if t.judges && known && was.pod != h.pod && !t.share(was.pod, h.pod, hardware) && t.networks.has(was.pod) && now.Sub(was.seen) < networkLimit {
+	if known && was.pod != h.pod && !t.share(was.pod, h.pod, hardware) && t.networks.has(was.pod) && now.Sub(was.seen) < networkLimit {
 		t.say(networked, fmt.Sprintf("device %s is in the hands of %s, and the network of %s, which had it until %s ago, is not torn down", hardware, h.pod, was.pod, now.Sub(was.seen)))
 	}
 	t.last[hardware] = user{h.pod, now}
