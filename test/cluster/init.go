@@ -29,6 +29,9 @@ func initialize() int {
 	if err := furnish(r); err != nil {
 		fail(fmt.Errorf("furnish the namespaces of run %s: %w", r.ID, err))
 	}
+	if err := r.account(); err != nil {
+		fmt.Fprintln(os.Stderr, "cluster: no account by program:", err)
+	}
 
 	program, err := os.StartProcess("/proc/self/exe", os.Args, &os.ProcAttr{
 		Env:   append(os.Environ(), stageVariable+"="+stageProgram),

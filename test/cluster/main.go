@@ -175,6 +175,9 @@ func (r Run) isolate(listener net.Listener) (int, error) {
 	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
 		return 0, err
 	}
+	if os.Getenv(AccountVariable) != "" {
+		fmt.Fprintln(os.Stderr, r.processorTime(cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime()))
+	}
 	return exitStatus(cmd.ProcessState.Sys().(syscall.WaitStatus)), nil
 }
 
