@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -99,41 +100,39 @@ func replace(dir, by string) error {
 	return mount(by, dir, "", unix.MS_BIND, "")
 }
 
-// replaceTmp returns the run a /tmp of its own in which everything that is in the machine's /tmp now can still be
-// read and written (the go command has its work directory there), but nothing new reaches the machine's.
-func replaceTmp(own string) error {
-	if err := os.MkdirAll(own, 0o755); err != nil {
+// replaceTmp lays a layer over /tmp, too. What the run has been started with can be written there: where an argument, a variable or the
+// working directory leads to, such as the go command's directory. Each mount costs every container that is started, so no others are made.
+func replaceTmp(layer string) error {
+	machines := filepath.Join(layer, "machines")
+	if err := os.MkdirAll(machines, 0o755); err != nil {
 		return err
 	}
-	if err := os.Chmod(own, 0o1777); err != nil {
+	if err := mount("/tmp", machines, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return err
 	}
-	entries, err := os.ReadDir("/tmp")
+	if err := cover("/tmp", layer); err != nil {
+		return err
+	}
+	if err := os.Chmod("/tmp", 0o1777); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(machines)
 	if err != nil {
 		return err
 	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	named := strings.Join(slices.Concat(os.Args, os.Environ(), []string{dir}), "\n")
 	for _, entry := range entries {
-		from, to := filepath.Join("/tmp", entry.Name()), filepath.Join(own, entry.Name())
-		switch {
-		case entry.Type()&os.ModeSymlink != 0:
-			if target, err := os.Readlink(from); err == nil {
-				_ = os.Symlink(target, to)
-			}
+		path := filepath.Join("/tmp", entry.Name())
+		if !strings.Contains(named, path) || entry.Type()&os.ModeSymlink != 0 {
 			continue
-		case entry.IsDir():
-			err = os.Mkdir(to, 0o755)
-		default:
-			err = os.WriteFile(to, nil, 0o644)
 		}
-		if err != nil {
+		if err := mount(filepath.Join(machines, entry.Name()), path, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 			return err
 		}
-		if mount(from, to, "", unix.MS_BIND|unix.MS_REC, "") != nil {
-			_ = os.Remove(to) // its owner removed it this moment
-		}
-	}
-	if err := mount(own, "/tmp", "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		return err
 	}
 	return os.Setenv("TMPDIR", "/tmp")
 }
