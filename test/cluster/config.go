@@ -178,8 +178,9 @@ func (c *Cluster) kubeletConfig(keys pki) (string, error) {
 		"evictionHard": map[string]string{
 			"imagefs.available": "0%", "nodefs.available": "0%", "memory.available": "100Mi",
 		},
-		// Tests wait for what the kubelet does in these intervals.
+		// Tests wait for what the kubelet does in these intervals. A status without changes is written as seldom as by default.
 		"nodeStatusUpdateFrequency": "1s",
+		"nodeStatusReportFrequency": "5m",
 		"syncFrequency":             "5s",
 	}
 	if c.options.Machine != "" {
