@@ -53,7 +53,7 @@ func install(t *testing.T) *harness {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
 	t.Cleanup(cancel)
-	n, err := node.StartCluster(ctx, cluster.Options{Log: t.Output()})
+	n, err := node.StartCluster(ctx, cluster.Options{Log: t.Output(), Processors: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

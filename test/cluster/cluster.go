@@ -27,7 +27,7 @@ const NodeName = "node"
 // Options are a cluster's peculiarities. The zero value is a good cluster.
 type Options struct {
 	// Dir is where the logs go. By default they are in the run's directory, which is removed with the run.
-	// Only what was in /tmp before the run began can be seen from outside.
+	// In /tmp it can be seen from outside if an argument or a variable of the calling program leads there.
 	Dir string
 
 	NodeName string
@@ -58,6 +58,10 @@ type Options struct {
 
 	// How long the runtime waits for NRI plugins; 0 leaves its default, and for requests what devmgrd ships.
 	NRIRegistrationTimeout, NRIRequestTimeout time.Duration
+
+	// Processors is how many processors each program of the cluster computes on at a time; 0: all. Where several clusters share a machine,
+	// one costs the least.
+	Processors int
 
 	// Log receives a line for each step. By default there are none.
 	Log io.Writer
@@ -241,6 +245,9 @@ func (c *Cluster) unit(name string, argv []string) *Process {
 // process describes one of the cluster's programs. They may use more memory: there is enough of it, and less processor time than the lanes want.
 func (c *Cluster) process(name string, argv []string, settings ...string) *Process {
 	env := append(os.Environ(), "PATH="+c.tools.SearchPath(os.Getenv("PATH")), "GOGC=400")
+	if c.options.Processors > 0 {
+		env = append(env, fmt.Sprint("GOMAXPROCS=", c.options.Processors)) // the runtime's shims and runc inherit it
+	}
 	return NewProcess(name, filepath.Join(c.options.Dir, name+".log"), argv, append(env, settings...))
 }
 

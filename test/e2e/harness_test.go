@@ -106,7 +106,7 @@ func startWith(t *testing.T, o cluster.Options, args ...string) *harness {
 
 // fresh starts a new node, on the control plane of the spare one if there is one and it can be kept.
 func fresh(ctx context.Context, t *testing.T, o cluster.Options, args []string) (*node.Node, error) {
-	o.Log = t.Output()
+	o.Log, o.Processors = t.Output(), 1 // lanes share the machine
 	if spare != nil {
 		used := spare
 		spare, vacated = nil, false
