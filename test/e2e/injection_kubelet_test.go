@@ -31,13 +31,13 @@ func podName(pair, domain string) string {
 	return pair + "-" + side
 }
 
-// A twin is a pair of pods that differ in who serves their devices. Both plugins give the same answer, so both
+// A twin is a pair of containers that differ in who serves their devices. Both plugins give the same answer, so both
 // containers have to be the same.
 type twin struct {
-	name    string               // of the resource, too; the second one's has -2 after it
+	name    string               // of the container and the resource; the second resource's has -2 after it
 	answers []*plugintest.Answer // one for each resource that the container asks for
 	open    []string             // what the container tries to open
-	pod     func(*corev1.Pod)    // what the pod has besides
+	pod     func(*corev1.Pod)    // what the container, the only one of this pod, and the pod have besides
 	// differs is what is not the same, as differences returns it. The stamp never is.
 	differs []string
 	// fails is what the kubelet says of devmgrd's pod where it cannot start at all.
@@ -97,7 +97,6 @@ func sameAsTheKubelet(t *testing.T, claims bool) {
 		args = append(args, "--set", "dra.resources="+byDevmgrd+"/*")
 	}
 	r := &pair{harness: start(t, args...), claims: claims}
-	r.worn = true // 130 pods
 	makeHost(t)
 	r.must(r.LoadImage(r.ctx, cluster.Image{
 		Name: imageWithEnv, Entrypoint: []string{"/probe"}, Env: []string{"PATH=/bin", "IMAGE=the image's", "TWO=the image's", "THREE=the image's"},
@@ -161,13 +160,60 @@ func (b *pair) serveTwins(all []twin) {
 // compareTwins creates the pods of these twins, and compares each pair in a test of its own.
 func (b *pair) compareTwins(t *testing.T, all []twin) {
 	t.Helper()
-	for _, w := range all {
-		b.must(b.Create(b.ctx, w.make(byKubelet)))
-		b.must(b.Create(b.ctx, w.make(byDevmgrd)))
+	groups := share(all)
+	for _, g := range groups {
+		b.must(b.Create(b.ctx, g.make(byKubelet)))
+		b.must(b.Create(b.ctx, g.make(byDevmgrd)))
 	}
-	for _, w := range all {
-		t.Run(w.name, func(t *testing.T) { b.compare(t, w) })
+	for _, g := range groups {
+		for _, w := range g {
+			t.Run(w.name, func(t *testing.T) { b.compare(t, g[0].name, w) })
+		}
 	}
+}
+
+// twins are those whose containers are in one pod on each side. The first one's name is the pair of pods' too.
+type twins []twin
+
+// most is how many containers share a pod: a pod costs the node more than a container.
+const most = 10
+
+// share divides twins into pods. A twin with a peculiar pod, or with a container that does not start, has its own.
+func share(all []twin) []twins {
+	var alone, shared []twins
+	for _, w := range all {
+		spec := w.make(byDevmgrd).Spec
+		switch {
+		case spec.SecurityContext != nil || spec.HostUsers != nil || w.fails != "" || w.lacks() != "":
+			alone = append(alone, twins{w})
+		case len(shared) == 0 || len(shared[len(shared)-1]) == most:
+			shared = append(shared, twins{w})
+		default:
+			shared[len(shared)-1] = append(shared[len(shared)-1], w)
+		}
+	}
+	return append(alone, shared...)
+}
+
+// make makes the pod whose devices come from the plugins of that domain.
+func (g twins) make(domain string) *corev1.Pod {
+	p := g[0].make(domain)
+	for _, w := range g[1:] {
+		spec := w.make(domain).Spec
+		p.Spec.Containers = append(p.Spec.Containers, spec.Containers...)
+		p.Spec.Volumes = append(p.Spec.Volumes, spec.Volumes...)
+	}
+	return p
+}
+
+// lacks returns a feature that the twin needs and the releases under test do not have, or "".
+func (w twin) lacks() cluster.Feature {
+	for _, f := range w.needs {
+		if !cluster.Has(f) {
+			return f
+		}
+	}
+	return ""
 }
 
 // waitBoth waits until the Node, or its ResourceSlices, shows some of each resource: then its scheduler knows of it.
@@ -206,7 +252,7 @@ func (w twin) resource(i int) string {
 	return fmt.Sprintf("%s-%d", w.name, i+1)
 }
 
-// make makes the pod whose devices come from the plugins of that domain.
+// make makes a pod of the twin alone.
 func (w twin) make(domain string) *corev1.Pod {
 	args := []string{"report"}
 	for _, path := range w.open {
@@ -214,6 +260,7 @@ func (w twin) make(domain string) *corev1.Pod {
 	}
 	p := node.Pod(podName(w.name, domain), "", 0, args...)
 	main := &p.Spec.Containers[0]
+	main.Name = w.name
 	main.Resources.Limits = corev1.ResourceList{}
 	for i := range w.answers {
 		main.Resources.Limits[corev1.ResourceName(domain+"/"+w.resource(i))] = resource.MustParse("1")
@@ -224,31 +271,29 @@ func (w twin) make(domain string) *corev1.Pod {
 	return p
 }
 
-func (b *pair) compare(t *testing.T, w twin) {
+// compare compares the containers of a twin in the pods of a pair.
+func (b *pair) compare(t *testing.T, pair string, w twin) {
 	see := func(domain string) view {
-		name := podName(w.name, domain)
-		if _, err := b.WaitPhase(b.soon(), name, corev1.PodSucceeded); err != nil {
+		pod, err := b.WaitPhase(b.soon(), podName(pair, domain), corev1.PodSucceeded)
+		if err != nil {
 			t.Fatal(err)
 		}
-		seen, err := b.look(b.ctx, name)
+		seen, err := b.look(b.ctx, pod, w.name)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return seen
 	}
-	for _, f := range w.needs {
-		if !cluster.Has(f) {
-			r := b.in(t)
-			r.lacks(f)
-			r.refused(podName(w.name, byDevmgrd), "PluginError")
-			r.must(r.Delete(r.ctx, podName(w.name, byDevmgrd)))
-			return
-		}
+	if f := w.lacks(); f != "" {
+		b.in(t).lacks(f)
+		b.refused(podName(pair, byDevmgrd), "PluginError")
+		b.must(b.Delete(b.ctx, podName(pair, byDevmgrd)))
+		return
 	}
 	kubelets := see(byKubelet)
 	if w.fails != "" {
 		plugintest.Eventually(t, "devmgrd's pod waits: "+w.fails, func() bool {
-			return strings.Contains(b.Events(b.ctx, podName(w.name, byDevmgrd)), w.fails)
+			return strings.Contains(b.Events(b.ctx, podName(pair, byDevmgrd)), w.fails)
 		})
 		return
 	}

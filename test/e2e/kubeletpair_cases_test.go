@@ -59,8 +59,9 @@ func setsEnv(all ...string) func(*corev1.Pod) {
 
 func emptyDirAt(at string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
-		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "empty", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
-		p.Spec.Containers[0].VolumeMounts = append(p.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "empty", MountPath: at})
+		main := &p.Spec.Containers[0] // the volume's name is the container's, so that another container in its pod has another volume
+		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: main.Name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+		main.VolumeMounts = append(main.VolumeMounts, corev1.VolumeMount{Name: main.Name, MountPath: at})
 	}
 }
 

@@ -13,32 +13,31 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/devmgrd/devmgrd/test/cluster/images/report"
-	"github.com/devmgrd/devmgrd/test/node"
 )
 
 // A view is all that a container sees and all that its runtime was told, one fact a line, in ascending order, without
 // what differs between any two pods.
 type view []string
 
-// look returns the view of a pod's container "main", which has reported.
-func (r *harness) look(ctx context.Context, name string) (view, error) {
-	pod, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
+// look returns the view of a pod's container, which has ended.
+func (r *harness) look(ctx context.Context, pod *corev1.Pod, name string) (view, error) {
+	i := slices.IndexFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.Name == name })
+	if i < 0 {
+		return nil, fmt.Errorf("pod %s has no container %s", pod.Name, name)
+	}
+	got, err := r.ContainerReport(ctx, pod.Name, name)
 	if err != nil {
 		return nil, err
 	}
-	got, err := r.Report(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	container, err := r.Containers.Container(ctx, node.ContainerID(pod))
+	_, id, _ := strings.Cut(pod.Status.ContainerStatuses[i].ContainerID, "://")
+	container, err := r.Containers.Container(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	lines := append(inside(got), outside(container.Spec)...)
-	same := anonymous(pod, container.Sandbox)
+	same := anonymous(pod, id, container.Sandbox)
 	for i := range lines {
 		lines[i] = same(lines[i])
 	}
@@ -46,20 +45,20 @@ func (r *harness) look(ctx context.Context, name string) (view, error) {
 	return lines, nil
 }
 
-// anonymous returns what takes a pod's names out of a text.
-func anonymous(pod *corev1.Pod, sandbox string) func(string) string {
+// anonymous returns what takes the names of a pod and its container out of a text.
+func anonymous(pod *corev1.Pod, container, sandbox string) func(string) string {
 	names := strings.NewReplacer(
-		pod.Name, "POD", string(pod.UID), "UID", node.ContainerID(pod), "CONTAINER", sandbox, "SANDBOX",
+		pod.Name, "POD", string(pod.UID), "UID", container, "CONTAINER", sandbox, "SANDBOX",
 		byKubelet+"/", "DOMAIN/", byDevmgrd+"/", "DOMAIN/",
 	)
 	return func(text string) string {
-		text = terminationLog.ReplaceAllString(names.Replace(text), "/main/LOG")
+		text = terminationLog.ReplaceAllString(names.Replace(text), "$1/LOG")
 		return namespace.ReplaceAllString(text, "/proc/PID/ns/")
 	}
 }
 
 var (
-	terminationLog = regexp.MustCompile(`/main/[0-9a-f]{8}\b`) // a name that the kubelet draws by lot
+	terminationLog = regexp.MustCompile(`(/UID/containers/[^/]+)/[0-9a-f]{8}\b`) // a name that the kubelet draws by lot
 	namespace      = regexp.MustCompile(`/proc/[0-9]+/ns/`)
 )
 

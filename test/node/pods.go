@@ -135,9 +135,14 @@ func (n *Node) Events(ctx context.Context, name string) string {
 
 // Report returns what the probe in a pod's container "main" has said of it. The pod may still be at it.
 func (n *Node) Report(ctx context.Context, name string) (report.Report, error) {
+	return n.ContainerReport(ctx, name, "main")
+}
+
+// ContainerReport is Report for a container of another name.
+func (n *Node) ContainerReport(ctx context.Context, name, container string) (report.Report, error) {
 	var r report.Report
 	err := poll(ctx, func() (bool, error) {
-		log, err := n.PodLogs(ctx, metav1.NamespaceDefault, name, "main")
+		log, err := n.PodLogs(ctx, metav1.NamespaceDefault, name, container)
 		if err != nil {
 			return false, nil // its container has not begun to write
 		}
@@ -145,7 +150,7 @@ func (n *Node) Report(ctx context.Context, name string) (report.Report, error) {
 		return json.Unmarshal([]byte(lines[len(lines)-1]), &r) == nil, nil
 	})
 	if err != nil {
-		return r, fmt.Errorf("waiting for the report of pod %s: %w", name, err)
+		return r, fmt.Errorf("waiting for the report of container %s of pod %s: %w", container, name, err)
 	}
 	return r, nil
 }
