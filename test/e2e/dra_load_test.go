@@ -126,7 +126,7 @@ func (p *pool) ends(dice *rand.Rand, name string) {
 // Pods that request devices, use claims or share one between containers have exactly the devices of their claims, and no two pods have one.
 // Each pod for which there are enough devices runs: at the end of each round one that requests all that are left.
 func TestDRA_ManyPods_HaveExactlyTheDevicesOfTheirClaims(t *testing.T) {
-	pods, seed := times(t, "E2E_PODS", 100), times(t, "E2E_SEED", int(time.Now().UnixNano()>>10&0xffffff))
+	pods, seed := times(t, "E2E_PODS", 40), times(t, "E2E_SEED", int(time.Now().UnixNano()>>10&0xffffff))
 	t.Logf("%d pods, E2E_SEED=%d", pods, seed)
 	dice := rand.New(rand.NewPCG(uint64(seed), 0))
 	r := start(t, "--set", "dra.resources="+gpu)
@@ -205,7 +205,7 @@ func TestDRA_ManyPods_HaveExactlyTheDevicesOfTheirClaims(t *testing.T) {
 // Pods whose processes cannot be killed, as processes in a driver's uninterruptible sleep, are deleted by force, and the scheduler hands their
 // devices on at once. Each next pod waits until the processes of the former one have ended: the containers of a device lock one file.
 func TestDRA_HoldersDeletedByForce_NextPodsWaitForTheirEnd(t *testing.T) {
-	const pods, held = 50, vendor + "/held"
+	const pods, held = 20, vendor + "/held"
 	r := start(t, "--set", "dra.resources="+gpu)
 	r.class(gpu)
 	r.must(os.MkdirAll(held, 0o755))
@@ -324,7 +324,7 @@ func (r *harness) writes() map[string]float64 {
 
 // The kubelet deletes the node's slices at each of its starts. devmgrd creates each of them again, and writes nothing else.
 func TestDRA_KubeletRestartsOften_SlicesAreCreatedAgain(t *testing.T) {
-	restarts := times(t, "E2E_RESTARTS", 20)
+	restarts := times(t, "E2E_RESTARTS", 8)
 	const devices, pools = 130, 3
 	r := start(t, "--set", "dra.resources="+gpu)
 	r.class(gpu)
@@ -386,9 +386,10 @@ func TestDRA_KubeletRestartsOften_SlicesAreCreatedAgain(t *testing.T) {
 	r.exact("a")
 }
 
-// The health of devices changes a thousand times in a minute. Each pool is written once a second at most, and not at all when that is over.
+// The health of devices changes a thousand times a minute, for half a minute. Each pool is written once a second at most, and not at all
+// when that is over.
 func TestDRA_HealthFlaps_WritesAreCoalesced(t *testing.T) {
-	flaps := times(t, "E2E_FLAPS", 1000)
+	flaps := times(t, "E2E_FLAPS", 500)
 	const devices, pools, interval = 130, 3, time.Minute / 1000
 	r := start(t, "--set", "dra.resources="+gpu, "--set", "health.onFlapping=*=none")
 	r.class(gpu)

@@ -79,7 +79,7 @@ func TestWait_PluginHangs_OthersStart(t *testing.T) {
 	r := start(t)
 	hung := r.plugin(gpu, 8, func(p *plugintest.Plugin) { p.Before(plugintest.Allocate, plugintest.Hang) })
 	r.plugin(nic, 8)
-	const pods = 5
+	const pods = 3
 	median := func(prefix, resource string, count int) time.Duration {
 		var took []time.Duration
 		for i := range pods {
@@ -89,9 +89,6 @@ func TestWait_PluginHangs_OthersStart(t *testing.T) {
 			_, err := r.WaitPhase(r.soon(), name, corev1.PodRunning)
 			r.must(err)
 			took = append(took, time.Since(began))
-		}
-		for i := range pods {
-			r.must(r.Delete(r.ctx, prefix+string(rune('0'+i))))
 		}
 		slices.Sort(took)
 		return took[pods/2]
