@@ -80,7 +80,7 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 		a.recordLocked(rec.Resource, rec.ID)
 	}
 	for _, d := range devices {
-		a.table.Resources.Of(d.Resource).Work(d.ID)
+		a.table.Resources.Of(d.Resource).Pardon(d.ID)
 	}
 	for _, c := range lifted {
 		a.log.Info("device uncordoned", "resource", c.Resource, "device", c.ID)

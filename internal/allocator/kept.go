@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // A plugin may refuse one container of a pod and grant another one: the grants that it has given are kept for the pod's next attempt with the same
@@ -61,7 +62,7 @@ func (a *Allocator) answered(c device.Container, s device.Share, grant device.Gr
 	pool := a.table.Resources[s.Resource]
 	if err != nil {
 		if why := waitFor(err); why.Reason == device.PluginError || why.Reason == device.PluginSlow {
-			a.refuseLocked(s, why.Message, false)
+			a.refuseLocked(s, why.Message, placement.Denied)
 		}
 		return
 	}

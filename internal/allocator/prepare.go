@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // A preparation is the state of PreStartContainer for the next start of one container. Plugins that require it need the call
@@ -92,7 +93,7 @@ func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparati
 		prep.tries++
 		a.log.Warn("PreStartContainer failed", "pod", pod.String(), "container", c.Name, "err", err)
 		if p := a.pods[c.Pod]; p != nil && p.preparations[c.Name] == prep && p.phase == settled && !p.ran {
-			a.unusableLocked(p, c.Name, device.Wait{Reason: device.PreStartFailed, Message: err.Error()})
+			a.unusableLocked(p, c.Name, device.Wait{Reason: device.PreStartFailed, Message: err.Error()}, placement.Lacking)
 		}
 	} else {
 		prep.tries = 0

@@ -9,6 +9,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/containers"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // A refused container has devices and cannot start with them: the hook has found why, or the runtime could not create it. Between two attempts of the
@@ -54,7 +55,7 @@ func (a *Allocator) Refused(c device.Container, why device.Wait, lapsed bool) {
 		return
 	}
 	if lapsed {
-		a.unusableLocked(p, c.Name, why)
+		a.unusableLocked(p, c.Name, why, placement.Lacking)
 		return
 	}
 	if a.refusedLocked(p, c.Name, why) {
@@ -74,11 +75,11 @@ func (a *Allocator) refusedLocked(p *pod, container string, why device.Wait) (ne
 	return before == nil || before.why != why
 }
 
-// refuseLocked records that devices have been refused, or that the host lacks what their grant names.
-func (a *Allocator) refuseLocked(s device.Share, why string, unusable bool) {
+// refuseLocked records what is known against the devices of a request.
+func (a *Allocator) refuseLocked(s device.Share, why string, found placement.Finding) {
 	pool, now := a.table.Resources[s.Resource], time.Now()
 	for _, id := range s.IDs {
-		if before := pool.Refuses(id); pool.Refuse(id, device.Clip(why), unusable, now) {
+		if before := pool.Refuses(id); pool.Refuse(id, len(s.IDs), device.Clip(why), found, now) {
 			if !before {
 				a.notifier.DeviceRefused(s.Resource, id, why)
 			}
@@ -97,7 +98,7 @@ func (a *Allocator) reconsiderLocked() {
 func (a *Allocator) acceptedLocked(p *pod, container string) {
 	if as, has := p.of(container); has {
 		for _, s := range as.Shares {
-			if a.table.Resources[s.Resource].Work(s.IDs...) {
+			if a.table.Resources[s.Resource].Start(s.IDs) {
 				a.reconsiderLocked()
 			}
 		}
@@ -110,11 +111,14 @@ func (a *Allocator) acceptedLocked(p *pod, container string) {
 
 // unusableLocked renews a container's grant after a pause that doubles with each consecutive failure, whatever the devices. The pod waits
 // meanwhile. Other pods get these devices last.
-func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait) {
+func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait, found placement.Finding) {
 	p.lapse(container, unusable)
 	as, _ := p.of(container)
+	if len(as.Shares) > 1 { // any of them may be the cause
+		found = placement.Suspected
+	}
 	for _, s := range as.Shares {
-		a.refuseLocked(s, why.Message, true)
+		a.refuseLocked(s, why.Message, found)
 	}
 	p.failures++
 	a.parkLocked(p, why, min(firstPause<<min(p.failures-1, 8), lastPause)) // it compares with the last refusal
@@ -137,12 +141,14 @@ func (a *Allocator) uncreatedLocked(p *pod, l *containers.Container, lacks strin
 		return
 	}
 	why := device.Wait{Reason: device.HostDeviceMissing, Message: fmt.Sprintf("container %s could not be created: %s", l.Name, lacks)}
-	if lacks == "" {
+	found := placement.Lacking
+	if lacks == "" { // the container's command may be wrong
+		found = placement.Suspected
 		why.Message = fmt.Sprintf("container %s could not be created: the kubelet's event Failed has the container runtime's error. Its plugin granted the CDI devices %s", l.Name, device.ClipTo(strings.Join(names, ", "), 256))
 	}
 	switch {
 	case !l.Fresh:
-		a.unusableLocked(p, l.Name, why)
+		a.unusableLocked(p, l.Name, why, found)
 	case a.refusedLocked(p, l.Name, why):
 		a.notifier.Waiting(p.demand.Pod, why)
 	}

@@ -174,7 +174,7 @@ func TestRefusedDevice_ChosenByTheScheduler_IsTried(t *testing.T) {
 	})
 }
 
-// A device that is granted, and whose grant names what the host lacks, is no better.
+// A device that is granted, and whose grant names what the host lacks, is no better, once a container has started with another device.
 func TestRefusedDevice_GrantsCannotBeUsed_IsOutOfService(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
@@ -186,6 +186,7 @@ func TestRefusedDevice_GrantsCannotBeUsed_IsOutOfService(t *testing.T) {
 			r.Refused(device.Container{Pod: "a", Name: "main"}, device.Wait{Reason: device.HostDeviceMissing, Message: "/dev/gpu0 is missing"}, true)
 			r.bind("b", app(gpu, 1))
 			r.expect("b", "main", "ready vendor.com/gpu[d1]")
+			start(r, running("1", "b", "main"))
 			r.after(10 * time.Second)
 		}
 		if d := r.stateOf("d0"); d.Cordon == nil || !d.Cordon.Refused || !strings.Contains(d.Cordon.Reason, "/dev/gpu0 is missing") {
@@ -193,4 +194,81 @@ func TestRefusedDevice_GrantsCannotBeUsed_IsOutOfService(t *testing.T) {
 		}
 		r.check()
 	})
+}
+
+// Some plugins grant no container more than one device, as NVIDIA's does with failRequestsGreaterThanOne. They refuse the request of the pod that wants
+// more, and not the devices.
+func TestRefusedDevice_OnlyLargerRequestsAreRefused_AreInService(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.allocates(func(_ context.Context, _ device.ResourceName, ids []device.ID) error {
+			if len(ids) > 1 {
+				return errPlugin
+			}
+			return nil
+		})
+		r.plugins.stock(gpu, 8)
+		r.RuntimeSynced(nil, nil)
+		r.bind("two", app(gpu, 2))
+		r.after(time.Second)
+		r.bind("one", app(gpu, 1))
+		for range 20 {
+			r.after(time.Minute)
+			r.published(map[device.ResourceName]int{gpu: 8})
+		}
+		r.expect("two", "main", "waiting PluginError")
+		r.check()
+	})
+}
+
+// A container that is never created does not say why: its command may be wrong. One whose NIC is missing on the host says nothing of its GPU. The pod gets
+// one device after the other, and all stay in service.
+func TestRefusedDevice_AnotherCauseIsPossible_IsInService(t *testing.T) {
+	t.Parallel()
+	for name, fail := range map[string]func(*harness, device.Running){
+		"not created": func(r *harness, c device.Running) {
+			if r.Claim(c).State == device.Ready {
+				r.RuntimeStarted(c)
+				r.RuntimeStopped(c)
+			}
+		},
+		"another resource": func(r *harness, c device.Running) {
+			if r.Claim(c).State == device.Ready {
+				r.Unclaim(c)
+				r.Refused(c.Container, device.Wait{Reason: device.HostDeviceMissing, Message: "/dev/nic0 is missing"}, true)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			run(t, func(r *harness) {
+				r.plugins.cdi = true
+				r.plugins.stock(gpu, 4)
+				r.plugins.stock(nic, 1)
+				r.RuntimeSynced(nil, nil)
+				bad := pod("bad", wants("main", device.App, gpu, 1))
+				bad.Demands[0].Wants[nic] = 1
+				r.Bind(bad)
+				r.after(time.Second)
+				had := map[string]bool{}
+				for i := range 200 {
+					had[r.stands("bad", "main")] = true
+					fail(r, running("1", "bad", "main"))
+					if i == 100 { // all have been refused by now
+						r.bind("good", app(gpu, 1))
+						r.after(time.Second)
+						start(r, running("2", "good", "main"))
+					}
+					r.after(10 * time.Second)
+					if s := r.Resources().ByName[gpu]; s.Capacity < 4 || len(s.Refused) > 0 {
+						t.Fatalf("after %d attempts the Node shows %d of 4, %v are refused: %s", i+1, s.Capacity, s.Refused, r.stands("bad", "main"))
+					}
+				}
+				if len(had) < 4 {
+					t.Errorf("the pod had %v", had)
+				}
+				r.check()
+			})
+		})
+	}
 }

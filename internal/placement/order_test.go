@@ -175,7 +175,7 @@ func TestOrder_OneByOne(t *testing.T) {
 			p.Used([]device.ID{"a"})
 			p.Release([]device.ID{"a"}, "pod")
 			if refused {
-				p.Refuse("b", "no", false, time.Now())
+				p.Refuse("b", 1, "no", Denied, time.Now())
 			}
 			var got []string
 			for _, id := range p.Order() {

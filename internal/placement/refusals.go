@@ -10,8 +10,9 @@ import (
 )
 
 // A plugin may list a device as healthy and refuse it: a GPU that has fallen off the bus, a virtual function that another driver has. Such a device is
-// chosen last. When it has been refused three times in a row, and the plugin has granted another device meanwhile, it is out of service for a while that
-// doubles with each further refusal. Without another grant in between, the plugin refuses the requests and not the device.
+// chosen last. When it has been refused three times in a row, and a request for other devices has succeeded meanwhile, it is out of service for a while
+// that doubles with each further refusal. Without such a success the requests are refused and not the device. A request for fewer devices is none: some
+// plugins grant no container more than one.
 
 const (
 	// refusalMemory is for how long after a refusal, or a pause, a device is chosen last.
@@ -22,54 +23,89 @@ const (
 	firstPause, lastPause = 30 * time.Second, 10 * time.Minute
 )
 
+// A Finding is what is known against a device.
+type Finding int
+
+const (
+	Denied    Finding = iota // the plugin does not grant it
+	Lacking                  // it is granted, and the host lacks what the grant names, or the plugin cannot prepare it
+	Suspected                // it is granted, and the container cannot start, perhaps for another cause
+)
+
 // A refusal records that a device's plugin has refused it, or that its grant could not be used.
 type refusal struct {
 	times    int    // in a row
+	counted  int    // those that prove something: not the Suspected ones
+	fewest   int    // the size of the smallest request of these
 	why      string // the last one
-	unusable bool   // the plugin had granted the device, and the host lacks something: only a container that starts is a success
-	others   bool   // the plugin has granted another device since the first one
+	unusable bool   // the plugin had granted the device: only a container that starts is a success
+	others   int    // the size of the largest request for other devices that has succeeded since the first refusal; where unusable, its container has started
 	until    time.Time
 	pause    time.Duration // the last one
 	paused   time.Time     // until then the device is out of service; zero: it never was
 }
 
 // proved reports whether the device is refused, and not each request.
-func (was refusal) proved() bool { return was.times >= manyRefusals && was.others }
+func (was refusal) proved() bool { return was.counted >= manyRefusals && was.others >= was.fewest }
 
-// Refuse records a refusal of a device; unusable: the host lacks what the plugin's grant names. It reports whether the device is out of service now.
-func (p *Resource) Refuse(id device.ID, why string, unusable bool, now time.Time) (out bool) {
+// Refuse records a refusal of a device in a request for that many. It reports whether the device is out of service for it.
+func (p *Resource) Refuse(id device.ID, size int, why string, found Finding, now time.Time) (out bool) {
 	was := p.refused[id]
+	if unusable := found != Denied; was.unusable != unusable {
+		was.unusable, was.others = unusable, 0
+	}
 	was.times++
-	was.why, was.unusable, was.until = why, unusable, now.Add(refusalMemory)
-	if was.proved() {
-		was.pause = min(max(2*was.pause, firstPause), lastPause)
-		was.paused = now.Add(was.pause)
+	was.why = why
+	if found != Suspected {
+		if was.counted++; was.counted == 1 || size < was.fewest {
+			was.fewest = size
+		}
+		if out = was.proved(); out {
+			was.pause = min(max(2*was.pause, firstPause), lastPause)
+			was.paused = now.Add(was.pause)
+		}
+	}
+	was.until = now.Add(refusalMemory)
+	if was.paused.After(now) {
 		was.until = was.paused.Add(refusalMemory)
 	}
 	p.refused[id] = was
-	return was.proved()
+	return out
 }
 
 // Grant records that the plugin has granted devices to a pod. It reports whether one of these was out of service.
 func (p *Resource) Grant(ids []device.ID, pod device.PodUID) (back bool) {
 	for _, id := range ids {
 		p.granted[id] = pod
-		if was, refused := p.refused[id]; refused && !was.unusable {
-			back = back || !was.paused.IsZero()
-			delete(p.refused, id)
+	}
+	return p.succeeded(ids, false)
+}
+
+// Start records that a container has started with devices. It reports whether one of these was out of service.
+func (p *Resource) Start(ids []device.ID) (back bool) {
+	back = p.Pardon(ids...)
+	p.succeeded(ids, true)
+	return back
+}
+
+// succeeded ends the refusals of these devices that are unusable or not, and notes the success for all others. It reports whether one was out of service.
+func (p *Resource) succeeded(ids []device.ID, unusable bool) (back bool) {
+	for _, id := range ids {
+		if was, refused := p.refused[id]; refused && was.unusable == unusable {
+			back = p.Pardon(id) || back
 		}
 	}
 	for id, was := range p.refused {
-		if !was.others && !slices.Contains(ids, id) {
-			was.others = true
+		if was.unusable == unusable && was.others < len(ids) {
+			was.others = len(ids)
 			p.refused[id] = was
 		}
 	}
 	return back
 }
 
-// Work records that devices work: a container has started with them, or an operator says so. It reports whether one of these was out of service.
-func (p *Resource) Work(ids ...device.ID) (back bool) {
+// Pardon forgets the refusals of devices. It reports whether one of these was out of service.
+func (p *Resource) Pardon(ids ...device.ID) (back bool) {
 	for _, id := range ids {
 		back = back || !p.refused[id].paused.IsZero()
 		delete(p.refused, id)
