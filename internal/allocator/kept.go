@@ -22,28 +22,31 @@ type kept struct {
 
 // allocate asks a plugin for a grant, unless one is kept.
 func (a *Allocator) allocate(ask func() (device.Grant, error), c device.Container, s device.Share) (device.Grant, error) {
-	if grant, has := a.keptGrant(c, s); has {
+	grant, session, has := a.keptGrant(c, s)
+	if has {
 		return grant, nil
 	}
 	grant, err := ask()
-	a.answered(c, s, grant, err)
+	a.answered(c, s, session, grant, err)
 	return grant, err
 }
 
-func (a *Allocator) keptGrant(c device.Container, s device.Share) (grant device.Grant, has bool) {
+// keptGrant returns a kept grant or, where there is none, the session of the plugin that is about to be asked, or of the one before.
+func (a *Allocator) keptGrant(c device.Container, s device.Share) (grant device.Grant, session uint64, has bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	pool := a.table.Resources[s.Resource]
+	session = pool.Offer().Session
 	p := a.pods[c.Pod]
 	if p == nil {
-		return grant, false
+		return grant, session, false
 	}
-	pool := a.table.Resources[s.Resource]
 	for _, k := range p.kept {
-		if k.container == c.Name && k.resource == s.Resource && slices.Equal(k.ids, s.IDs) && k.session == pool.Offer().Session && pool.GrantedLast(s.IDs, c.Pod) {
-			return k.grant, true
+		if k.container == c.Name && k.resource == s.Resource && slices.Equal(k.ids, s.IDs) && k.session == session && pool.GrantedLast(s.IDs, c.Pod) {
+			return k.grant, session, true
 		}
 	}
-	return grant, false
+	return grant, session, false
 }
 
 // dropKept has a pod's plugins asked again for all grants.
@@ -55,13 +58,14 @@ func (a *Allocator) dropKept(uid device.PodUID) {
 	}
 }
 
-// answered records whether a plugin has granted or refused these devices. A disconnected plugin has done neither.
-func (a *Allocator) answered(c device.Container, s device.Share, grant device.Grant, err error) {
+// answered records whether a plugin has granted or refused these devices. A disconnected plugin has done neither, and the answer of a process that another
+// one has replaced meanwhile says nothing of that one.
+func (a *Allocator) answered(c device.Container, s device.Share, session uint64, grant device.Grant, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	pool := a.table.Resources[s.Resource]
 	if err != nil {
-		if why := waitFor(err); why.Reason == device.PluginError || why.Reason == device.PluginSlow {
+		if why := waitFor(err); session == pool.Offer().Session && (why.Reason == device.PluginError || why.Reason == device.PluginSlow) {
 			a.refuseLocked(s, why.Message, placement.Denied)
 		}
 		return
@@ -71,6 +75,6 @@ func (a *Allocator) answered(c device.Container, s device.Share, grant device.Gr
 	}
 	if p := a.pods[c.Pod]; p != nil {
 		p.kept = append(slices.DeleteFunc(p.kept, func(k kept) bool { return k.container == c.Name && k.resource == s.Resource }),
-			kept{c.Name, s.Resource, s.IDs, pool.Offer().Session, grant})
+			kept{c.Name, s.Resource, s.IDs, session, grant})
 	}
 }

@@ -111,3 +111,33 @@ func TestKept_GrantTooLarge_PluginIsAskedAgain(t *testing.T) {
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 	})
 }
+
+// Another process of the plugin serves the resource before the answer of the former one has come: the grant is not kept for the new process.
+func TestKept_PluginIsReplacedDuringTheCall_NewOneIsAsked(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		var replaced, grants atomic.Bool
+		r.plugins.answers(func(_ context.Context, _ device.Pod, of device.ResourceName) error {
+			if of == nic && !grants.Load() {
+				return errPlugin
+			}
+			if of == gpu && replaced.CompareAndSwap(false, true) {
+				r.plugins.offer(gpu, func(o *device.Offer) { o.Session++ })
+				<-time.After(time.Millisecond) // the allocator has seen it
+			}
+			return nil
+		})
+		r.plugins.stock(gpu, 1)
+		r.plugins.stock(nic, 1)
+		r.RuntimeSynced(nil, nil)
+		r.asked()
+		r.Bind(pod("a", wants("init", device.Init, gpu, 1), wants("main", device.App, nic, 1)))
+		r.after(time.Minute)
+		if asked := slices.DeleteFunc(r.asked(), func(s string) bool { return s != "a/init vendor.com/gpu [d0]" }); len(asked) != 2 {
+			t.Errorf("the two processes were asked %d times", len(asked))
+		}
+		grants.Store(true)
+		r.after(time.Minute)
+		r.expect("a", "init", "ready vendor.com/gpu[d0]")
+	})
+}
