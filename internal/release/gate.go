@@ -243,9 +243,10 @@ func (g *Gate) Run(ctx context.Context) error {
 	defer g.forgetAll()
 	g.work.Go(func() { g.endLeft(ctx) })
 	var removed <-chan fsnotify.Event
+	var missed <-chan error
 	if g.NetworkTimeout > 0 {
 		var end func()
-		removed, end = g.networks.events()
+		removed, missed, end = g.networks.events()
 		defer end()
 	}
 	for {
@@ -262,6 +263,7 @@ func (g *Gate) Run(ctx context.Context) error {
 			return nil
 		case <-g.wake:
 		case <-removed:
+		case <-missed:
 		case <-due:
 		}
 	}

@@ -20,14 +20,15 @@ type networks struct {
 	watcher *fsnotify.Watcher // nil: none could be made
 }
 
-// events returns the changes of directories that are watched, and a function that ends the watch.
-func (n *networks) events() (<-chan fsnotify.Event, func()) {
+// events returns the changes of directories that are watched, the watch's errors, after which a change may have been missed, and a function that ends the
+// watch.
+func (n *networks) events() (<-chan fsnotify.Event, <-chan error, func()) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		return nil, func() {}
+		return nil, nil, func() {}
 	}
 	n.watcher = watcher
-	return watcher.Events, func() { watcher.Close() }
+	return watcher.Events, watcher.Errors, func() { watcher.Close() }
 }
 
 // left returns those of the namespaces that exist, and whether the removal of each of them will be an event.
@@ -61,7 +62,8 @@ func (g *Gate) lookAtNetworks() (again time.Time) {
 			left = nil
 		}
 		g.mu.Lock()
-		if p.networks = left; len(left) == 0 {
+		if len(left) < len(p.networks) {
+			p.networks = left
 			p.nextLocked()
 			signal(g.changed)
 		}

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
+
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -56,11 +58,36 @@ func TestNetworks_LastOneGone_DevicesAreFree(t *testing.T) {
 	if err := os.Remove(paths[0]); err != nil {
 		t.Fatal(err)
 	}
+	await(t, g, d, "the pod's network is being torn down: "+paths[1])
 	if r := g.Release(d); r == nil || r.Underway || r.Failed != "" {
 		t.Errorf("with one of two: %+v", r)
 	}
 	if err := os.Remove(paths[1]); err != nil {
 		t.Fatal(err)
+	}
+	await(t, g, d, "")
+}
+
+// After an error, such as an overflow of the kernel's queue, the watch goes on, and what it may have missed is looked at.
+func TestNetworks_WatchFails_IsContinued(t *testing.T) {
+	t.Parallel()
+	paths := networkFiles(t, "a", "b", "c")
+	g := start(t, &world{}, networked(time.Hour, paths...))
+	d := gone("former", gpu, 0)
+	for i, next := range append(paths[1:], "") {
+		await(t, g, d, "the pod's network is being torn down: "+paths[i])
+		if err := os.Remove(paths[i]); err != nil {
+			t.Fatal(err)
+		}
+		if next == "" {
+			break
+		}
+		await(t, g, d, "the pod's network is being torn down: "+next)
+		select {
+		case g.watcher.Errors <- fsnotify.ErrEventOverflow:
+		case <-time.After(time.Minute):
+			t.Fatal("the error is not read: no event follows it")
+		}
 	}
 	await(t, g, d, "")
 }
