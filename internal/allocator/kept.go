@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -65,8 +66,12 @@ func (a *Allocator) answered(c device.Container, s device.Share, session uint64,
 	defer a.mu.Unlock()
 	pool := a.table.Resources[s.Resource]
 	if err != nil {
+		found := placement.Denied
+		if errors.Is(err, device.ErrNotAsked) {
+			found = placement.Unasked
+		}
 		if why := waitFor(err); session == pool.Offer().Session && (why.Reason == device.PluginError || why.Reason == device.PluginSlow) {
-			a.refuseLocked(s, why.Message, placement.Denied)
+			a.refuseLocked(s, why.Message, found)
 		}
 		return
 	}

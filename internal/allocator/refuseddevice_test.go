@@ -118,6 +118,31 @@ func TestRefusedDevice_AllAlike_AreInService(t *testing.T) {
 	})
 }
 
+// A plugin that hangs with one device is busy when other pods need theirs: it has not refused these.
+func TestRefusedDevice_PluginIsBusy_IsInService(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.allocates(func(_ context.Context, _ device.ResourceName, ids []device.ID) error {
+			if slices.Contains(ids, "d0") {
+				return device.Refuse(device.PluginSlow, device.ErrNotAsked, "Allocate")
+			}
+			return nil
+		})
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", claims(app(gpu, 1), "x", "d0"))
+		r.after(time.Second)
+		r.bind("b", app(gpu, 1))
+		r.expect("b", "main", "ready vendor.com/gpu[d1]")
+		r.after(10 * time.Minute)
+		r.expect("a", "main", "waiting PluginSlow")
+		if d := r.stateOf("d0"); d.Cordon != nil {
+			t.Errorf("d0 is %s: %+v", d.State, d.Refusals)
+		}
+		r.check()
+	})
+}
+
 // Another process of the plugin may grant the device, and an operator may know that it works: it is tried at once.
 func TestRefusedDevice_PluginRestartsOrOperatorKnows_IsTriedAtOnce(t *testing.T) {
 	t.Parallel()

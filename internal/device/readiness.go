@@ -1,6 +1,7 @@
 package device
 
 import (
+	"errors"
 	"fmt"
 	"time"
 )
@@ -63,6 +64,9 @@ type Refusal struct {
 func Refuse(reason Reason, cause error, format string, args ...any) *Refusal {
 	return &Refusal{Wait: Wait{Reason: reason, Message: fmt.Sprintf(format, args...)}, Err: cause}
 }
+
+// ErrNotAsked is why a plugin has not been asked: the refusal says nothing of the devices.
+var ErrNotAsked = errors.New("it was busy with other calls")
 
 // Error returns the sentence and, if there is one, the cause.
 func (r *Refusal) Error() string {

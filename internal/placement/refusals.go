@@ -28,6 +28,7 @@ type Finding int
 
 const (
 	Denied    Finding = iota // the plugin does not grant it
+	Unasked                  // the plugin had no time to be asked for it
 	Lacking                  // it is granted, and the host lacks what the grant names, or the plugin cannot prepare it
 	Suspected                // it is granted, and the container cannot start, perhaps for another cause
 )
@@ -35,7 +36,7 @@ const (
 // A refusal records that a device's plugin has refused it, or that its grant could not be used.
 type refusal struct {
 	times    int    // in a row
-	counted  int    // those that prove something: not the Suspected ones
+	counted  int    // those that prove something: the Denied and Lacking ones
 	fewest   int    // the size of the smallest request of these
 	why      string // the last one
 	unusable bool   // the plugin had granted the device: only a container that starts is a success
@@ -51,12 +52,12 @@ func (was refusal) proved() bool { return was.counted >= manyRefusals && was.oth
 // Refuse records a refusal of a device in a request for that many. It reports whether the device is out of service for it.
 func (p *Resource) Refuse(id device.ID, size int, why string, found Finding, now time.Time) (out bool) {
 	was := p.refused[id]
-	if unusable := found != Denied; was.unusable != unusable {
+	if unusable := found == Lacking || found == Suspected; was.unusable != unusable {
 		was.unusable, was.others = unusable, 0
 	}
 	was.times++
 	was.why = why
-	if found != Suspected {
+	if found == Denied || found == Lacking {
 		if was.counted++; was.counted == 1 || size < was.fewest {
 			was.fewest = size
 		}

@@ -101,7 +101,7 @@ func (r *Registry) do(caller context.Context, c call, ask func(context.Context, 
 	case <-s.over:
 		return c.refuse(caller, s, errSessionOver)
 	case <-ctx.Done():
-		return c.refuse(caller, s, errNoTurn)
+		return c.refuse(caller, s, device.ErrNotAsked)
 	}
 	if err := ask(ctx, s); err != nil {
 		return c.refuse(caller, s, err)
@@ -130,10 +130,7 @@ func (r *Registry) serving(resource device.ResourceName) (*session, *device.Refu
 	return s.session, nil
 }
 
-var (
-	errNoTurn      = errors.New("it was busy with other calls")
-	errSessionOver = errors.New("the connection to it has ended")
-)
+var errSessionOver = errors.New("the connection to it has ended")
 
 // A nonsenseError reports an unusable answer.
 type nonsenseError struct{ err error }
@@ -156,9 +153,8 @@ func (c call) refuse(caller context.Context, s *session, err error) error {
 		return refusal
 	}
 	switch code := status.Code(err); {
-	case errors.Is(err, errNoTurn):
-		return device.Refuse(device.PluginSlow, nil,
-			"the plugin of %s was busy with other calls for %s, and %s had to wait", c.resource, c.timeout, c.name)
+	case errors.Is(err, device.ErrNotAsked):
+		return device.Refuse(device.PluginSlow, err, "the plugin of %s could not be asked %s within %s", c.resource, c.name, c.timeout)
 	case code == codes.DeadlineExceeded:
 		return device.Refuse(device.PluginSlow, nil,
 			"the plugin of %s did not answer %s within %s", c.resource, c.name, c.timeout)
