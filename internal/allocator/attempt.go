@@ -195,7 +195,7 @@ func (a *Allocator) fail(p *pod, held holdings.Hold, err error) {
 	defer a.mu.Unlock()
 	a.table.Release(p.demand.Pod.UID, held)
 	for r := range held {
-		a.wakeLocked(r, false)
+		a.wakeUnpausedLocked(r) // or two pods whose attempts fail would end each other's pauses
 	}
 	p.tries++
 	a.failLocked(p, waitFor(err), min(firstPause<<min(p.tries-1, 8), lastPause))

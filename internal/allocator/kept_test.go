@@ -141,3 +141,20 @@ func TestKept_PluginIsReplacedDuringTheCall_NewOneIsAsked(t *testing.T) {
 		r.expect("a", "init", "ready vendor.com/gpu[d0]")
 	})
 }
+
+// The grants of two pods are too large, and each pod's attempt frees the device that the other one wants: their pauses double all the same.
+func TestKept_GrantsOfTwoPodsTooLarge_PausesDouble(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.padding = device.MaxGrant + 1
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.asked()
+		r.Bind(pod("a", app(gpu, 1)))
+		r.Bind(pod("b", app(gpu, 1)))
+		r.after(time.Minute)
+		if asked := r.asked(); len(asked) > 14 { // each at 0, 1, 3, 7, 15, 31 and 61 s
+			t.Errorf("asked %d times within a minute", len(asked))
+		}
+	})
+}

@@ -394,3 +394,12 @@ func (a *Allocator) wakeLocked(r device.ResourceName, back bool) {
 		a.queueLocked(p)
 	}
 }
+
+// wakeUnpausedLocked queues the pods that wait for the resource, except those in a pause.
+func (a *Allocator) wakeUnpausedLocked(r device.ResourceName) {
+	for _, p := range a.waiting {
+		if p.retry.IsZero() && slices.ContainsFunc(p.demand.Demands, func(d device.Demand) bool { return d.Wants[r] > 0 }) {
+			a.queueLocked(p)
+		}
+	}
+}
