@@ -253,8 +253,13 @@ func (w *world) repair(ctx context.Context) {
 			return false, err.Error()
 		}
 		ready := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && time.Since(c.LastHeartbeatTime.Time) < 20*time.Second
+			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 		})
+		beat, err := w.Client().CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(look, w.NodeName(), metav1.GetOptions{})
+		if err != nil {
+			return false, err.Error()
+		}
+		ready = ready && beat.Spec.RenewTime != nil && time.Since(beat.Spec.RenewTime.Time) < 20*time.Second // the condition may be of before the faults
 		return ready && (w.devmgrd == nil || w.devmgrd.Running()), "the node is not ready"
 	})
 	if err != nil {
