@@ -41,6 +41,7 @@ func TestClaimable_PodsWait_FreeDevicesAreHiddenForThoseThatTakeOne(t *testing.T
 			r.bind("q", app(gpu, 4))
 			r.expect("q", "main", "waiting DeviceUnhealthy")
 		}, 4},
+		"requests what no plugin lists":      {[]device.Demand{{Container: device.Container{Pod: "p", Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{gpu: 1, nic: 1}}}, nil, 4},
 		"requests all while another has one": {[]device.Demand{app(gpu, 1)}, func(r *harness) { r.bind("q", app(gpu, 4)) }, 0},
 		"cannot be read":                     {[]device.Demand{{Container: device.Container{Pod: "p", Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{gpu: 1}, Mistake: "no", Blocked: device.NoClaim}}, nil, 4},
 		"is being read":                      {[]device.Demand{{Container: device.Container{Pod: "p", Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{gpu: 1}, Mistake: "yet", Blocked: device.Allocating}}, nil, 0},

@@ -86,9 +86,10 @@ func (p *pod) awaits(r device.ResourceName) bool {
 	})
 }
 
-// lacking are the reasons of pods that the node's devices do not suffice for, unless other pods have them.
+// lacking are the reasons of pods that the node's devices do not suffice for, unless other pods have them. Where a plugin is missing they lack those of
+// its resource.
 var lacking = map[device.Reason]bool{
-	device.NotEnoughDevices: true, device.NoSuchDevice: true, device.DeviceUnhealthy: true, device.TopologyMismatch: true,
+	device.PluginMissing: true, device.NotEnoughDevices: true, device.NoSuchDevice: true, device.DeviceUnhealthy: true, device.TopologyMismatch: true,
 }
 
 // publishLocked publishes a pod's allocation if it has changed.
