@@ -14,7 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -242,13 +241,7 @@ func (g *Gate) Run(ctx context.Context) error {
 	defer g.work.Wait()
 	defer g.forgetAll()
 	g.work.Go(func() { g.endLeft(ctx) })
-	var removed <-chan fsnotify.Event
-	var missed <-chan error
-	if g.NetworkTimeout > 0 {
-		var end func()
-		removed, missed, end = g.networks.events()
-		defer end()
-	}
+	defer g.networks.watch(false)
 	for {
 		again := g.lookAtNetworks()
 		if due := g.step(ctx); again.IsZero() || !due.IsZero() && due.Before(again) {
@@ -258,6 +251,7 @@ func (g *Gate) Run(ctx context.Context) error {
 		if !again.IsZero() {
 			due = time.After(time.Until(again))
 		}
+		removed, missed := g.networks.changes()
 		select {
 		case <-ctx.Done():
 			return nil

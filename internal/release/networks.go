@@ -17,18 +17,26 @@ const networkLook = time.Second
 
 // networks follows the network namespaces of ended pods. Only Run's goroutine uses it.
 type networks struct {
-	watcher *fsnotify.Watcher // nil: none could be made
+	watcher *fsnotify.Watcher // nil: there is nothing to watch, or none could be made
 }
 
-// events returns the changes of directories that are watched, the watch's errors, after which a change may have been missed, and a function that ends the
-// watch.
-func (n *networks) events() (<-chan fsnotify.Event, <-chan error, func()) {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return nil, nil, func() {}
+// changes returns the changes of directories that are watched, and the watch's errors, after which a change may have been missed.
+func (n *networks) changes() (<-chan fsnotify.Event, <-chan error) {
+	if n.watcher == nil {
+		return nil, nil
 	}
-	n.watcher = watcher
-	return watcher.Events, watcher.Errors, func() { watcher.Close() }
+	return n.watcher.Events, n.watcher.Errors
+}
+
+// watch begins the watch, or ends it: a machine has few inotify instances.
+func (n *networks) watch(does bool) {
+	switch {
+	case does && n.watcher == nil:
+		n.watcher, _ = fsnotify.NewWatcher() // without one, look each second
+	case !does && n.watcher != nil:
+		n.watcher.Close()
+		n.watcher = nil
+	}
 }
 
 // left returns those of the namespaces that exist, and whether the removal of each of them will be an event.
@@ -54,6 +62,7 @@ func (g *Gate) lookAtNetworks() (again time.Time) {
 		}
 	}
 	g.mu.Unlock()
+	g.networks.watch(len(all) > 0)
 	for _, p := range all {
 		left, watched := g.networks.left(p.networks) // without the lock; only this goroutine changes them
 		now := time.Now()
