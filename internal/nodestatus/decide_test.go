@@ -176,6 +176,14 @@ func TestDecide(t *testing.T) {
 			{at: time.Second, capacity: "gpu:0", requested: "gpu:3", settled: true},
 			{at: 2 * time.Second, capacity: "gpu:0", requested: "gpu:9", settled: true}, // bound past the scheduler
 		},
+		"a device is back in service, and pods have held the number meanwhile": {
+			{node: "gpu:4", capacity: "gpu:4", settled: true},
+			{at: time.Second, capacity: "gpu:3", cordoned: "gpu:1", requested: "gpu:4", settled: true},
+			{at: 2 * time.Second, capacity: "gpu:4", requested: "gpu:4", again: 7 * time.Second, settled: true},
+			{at: 7 * time.Second, capacity: "gpu:4", requested: "gpu:4", settled: true},
+			{at: 8 * time.Second, capacity: "gpu:3", again: 17 * time.Second, settled: true},
+			{at: 9 * time.Second, capacity: "gpu:5", patch: "gpu:5"},
+		},
 		"another writer's value is replaced, and counted while devmgrd shows its own": {
 			{node: "gpu:2", capacity: "gpu:2", settled: true},
 			{at: time.Second, node: "gpu:1", capacity: "gpu:2", patch: "gpu:2", overwritten: "gpu"},

@@ -29,7 +29,8 @@ const (
 //
 // A stabilizer reads no clock: its caller passes the time, which never runs backwards.
 type stabilizer struct {
-	number int    // the published value
+	number int    // the published value, with the cordoned devices
+	shown  int    // without them
 	want   int    // the last argument of next
 	highs  []high // empty: want is the number
 	window time.Duration
@@ -135,13 +136,16 @@ func (all stabilizers) next(want map[device.ResourceName]int, sure certain, seen
 				shown = n
 			}
 			all[r] = newStabilizer(shown + out)
+			all[r].shown = shown
 		}
 		next := all[r].next
 		if sure.lost[r] {
 			next = all[r].lose
 		}
 		number, due := next(n+out, now)
-		numbers[r], again = number-out, earliest(again, due)
+		// A cordoned device may count for a pod that has been bound before: when it is back in service, the number rises to what is wanted and not beyond.
+		all[r].shown = min(number-out, max(all[r].shown, n))
+		numbers[r], again = all[r].shown, earliest(again, due)
 	}
 	return numbers, again
 }
