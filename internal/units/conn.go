@@ -86,6 +86,7 @@ type state struct {
 	status  int32
 	job     bool // it has a job: a start or a stop that has not ended
 	stopped bool // it was stopped for another reason than its success
+	down    bool // it has failed while the machine shut down
 }
 
 // state asks for the state of a unit. One that systemd has forgotten is inactive.
@@ -104,6 +105,13 @@ func (c *conn) state(unit string) (s state, err error) {
 	job, _ := all["Job"].Value().([]any)
 	s.job = len(job) > 0 && job[0] != uint32(0)
 	return s, nil
+}
+
+// shutsDown reports whether the machine shuts down, or reboots: systemd ends all units then.
+func (c *conn) shutsDown() (bool, error) {
+	var now string
+	err := c.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").Call("org.freedesktop.DBus.Properties.Get", 0, "org.freedesktop.systemd1.Manager", "SystemState").Store(&now)
+	return now == "stopping", err
 }
 
 // ended reports whether systemd has nothing more to do with the unit, and will not start a process of it.
@@ -178,6 +186,9 @@ func (c *conn) follow(unit string, stop <-chan struct{}, last *state) error {
 				continue
 			}
 			if now.active == failed {
+				if last.down, err = c.shutsDown(); err != nil {
+					return err
+				}
 				_ = c.manager("ResetFailedUnit", unit).Err // systemd forgets it; if this fails, the next Run does it
 			}
 			return nil

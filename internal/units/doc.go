@@ -6,11 +6,14 @@
 //	activating     the command runs
 //	active         it has succeeded; devmgrd has the unit stopped, which ends the processes that the command has left
 //	deactivating   systemd ends the unit's processes
-//	failed         the command has failed; Result and ExecMainStatus say how
+//	failed         the command has failed; Result and ExecMainStatus say how, unless the machine shuts down
 //	inactive       the unit has been stopped, or systemd has forgotten it: what has come of the command is not known
 //
 // A process that hangs in the kernel survives SIGKILL. systemd then says that the unit has failed; devmgrd asks once a second whether the unit still has
 // processes, and the command has ended when it has none.
+//
+// At a shutdown systemd ends all units, devmgrd later than the commands: devmgrd has to wait for the kubelet. How a command has failed then, by a signal,
+// an exit code or a time limit, says nothing of what it is for, and is an error.
 //
 // systemd reports each change as a signal on the connection. A connection ends when systemd executes itself again, as at each upgrade of
 // its package; devmgrd then connects again, asks for the state, and waits for signals as before. So Run returns too late rather than too

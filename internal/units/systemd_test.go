@@ -31,6 +31,7 @@ type systemd struct {
 	conns    map[*godbus.Conn]bool
 	units    map[string]*unit
 	stubborn bool // processes ignore SIGTERM
+	stopping bool // the machine shuts down
 }
 
 // A unit is one that is loaded.
@@ -209,6 +210,8 @@ func (s *systemd) call(member string, object godbus.ObjectPath, args []any) (bod
 		return []any{s.list(args[1].([]string))}, nil
 	case member == "Subscribe":
 		return nil, nil
+	case member == "Get": // SystemState
+		return []any{godbus.MakeVariant(map[bool]string{true: "stopping", false: "running"}[s.stopping])}, nil
 	case u == nil:
 		return nil, fmt.Errorf("NoSuchUnit")
 	case member == "GetUnitProcesses":
@@ -312,6 +315,14 @@ func (s *systemd) fails(name, result string, status int32) {
 	u := s.units[name]
 	u.status = status
 	s.end(name, u, result)
+}
+
+// shutsDown has the machine shut down. systemd ends a unit, and its command fails.
+func (s *systemd) shutsDown(name, result string, status int32) {
+	s.mu.Lock()
+	s.stopping = true
+	s.mu.Unlock()
+	s.fails(name, result, status)
 }
 
 // ends has a unit that is being stopped end.

@@ -145,6 +145,8 @@ func (s state) outcome(unit string) (Outcome, error) {
 		return Outcome{}, nil
 	case s.stopped:
 		return Outcome{}, fmt.Errorf("%s was stopped: %w", unit, context.Canceled)
+	case s.down:
+		return Outcome{}, fmt.Errorf("%s was ended by the machine's shutdown", unit)
 	case s.active != failed:
 		return Outcome{}, fmt.Errorf("%s has ended, and systemd does not know its result", unit)
 	}

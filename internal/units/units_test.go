@@ -45,8 +45,12 @@ func TestRun_Results(t *testing.T) {
 		"core dump":    {func(s *systemd) { s.fails(reset, "core-dump", 6) }, units.Outcome{Signal: "aborted"}, ""},
 		"no memory":    {func(s *systemd) { s.fails(reset, "oom-kill", 9) }, units.Outcome{Signal: "killed, for lack of memory"}, ""},
 		"time limit":   {func(s *systemd) { s.fails(reset, "timeout", 9) }, units.Outcome{TimedOut: true}, ""},
-		"no cgroup":    {func(s *systemd) { s.fails(reset, "resources", 0) }, units.Outcome{}, "systemd could not run " + reset + ": resources"},
-		"forgotten":    {func(s *systemd) { s.loses(reset) }, units.Outcome{}, reset + " has ended, and systemd does not know its result"},
+		// At a shutdown systemd ends commands before devmgrd, which has to wait for the kubelet.
+		"shutdown":       {func(s *systemd) { s.shutsDown(reset, "signal", 15) }, units.Outcome{}, reset + " was ended by the machine's shutdown"},
+		"shutdown code":  {func(s *systemd) { s.shutsDown(reset, "exit-code", 1) }, units.Outcome{}, reset + " was ended by the machine's shutdown"},
+		"shutdown limit": {func(s *systemd) { s.shutsDown(reset, "timeout", 9) }, units.Outcome{}, reset + " was ended by the machine's shutdown"},
+		"no cgroup":      {func(s *systemd) { s.fails(reset, "resources", 0) }, units.Outcome{}, "systemd could not run " + reset + ": resources"},
+		"forgotten":      {func(s *systemd) { s.loses(reset) }, units.Outcome{}, reset + " has ended, and systemd does not know its result"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := start(t)
