@@ -453,12 +453,13 @@ func (p *Publisher) want() wanted {
 			}
 			continue
 		}
-		// The Node's number has to go before the first slice comes. Slices that are there stay up to date, also where another writer puts the number
-		// back. There is no pause if the clock was ahead when the number went.
+		// The Node's number has to go before the first slice comes. From then on the slices follow the devices, also where another writer puts the number
+		// back, and also if there was no slice for a while because the scheduler could choose no device. There is no pause if the clock was ahead when
+		// the number went.
 		if since, uncounted, known := p.cfg.Uncounted(r); !known {
 			w.keep[r] = true
 			continue
-		} else if now := time.Now(); !p.shown(r) && (!uncounted || !now.Before(since) && now.Before(since.Add(bindingTime))) {
+		} else if now := time.Now(); p.resources[r] == nil && !p.shown(r) && (!uncounted || !now.Before(since) && now.Before(since.Add(bindingTime))) {
 			w.keep[r] = true
 			if uncounted {
 				w.again = sooner(w.again, since.Add(bindingTime))

@@ -520,6 +520,8 @@ func podsOfTheNumber(t *testing.T) {
 		{"no pod waits", func() { n.awaited = false }, "3"},
 		// Slices that are there follow the devices.
 		{"another writer puts the number back", func() { n.counted, n.claimed = true, nil; n.devices[gpu] = n.devices[gpu][:2] }, "2"},
+		{"a pod waits while the number is there", func() { n.awaited = true }, ""},
+		{"no pod waits any longer", func() { n.awaited = false }, "2"},
 		{"the number has gone again", func() { n.counted, n.since = false, time.Now(); n.devices[gpu] = n.devices[gpu][:1] }, "1"},
 	} {
 		n.change(step.change)
