@@ -107,10 +107,13 @@ func (c *conn) state(unit string) (s state, err error) {
 	return s, nil
 }
 
-// shutsDown reports whether the machine shuts down, or reboots: systemd ends all units then.
+// shutsDown reports whether the machine shuts down, or reboots: systemd ends all units then. A systemd that does not say so counts as running.
 func (c *conn) shutsDown() (bool, error) {
 	var now string
 	err := c.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").Call("org.freedesktop.DBus.Properties.Get", 0, "org.freedesktop.systemd1.Manager", "SystemState").Store(&now)
+	if refused(err) {
+		return false, nil
+	}
 	return now == "stopping", err
 }
 

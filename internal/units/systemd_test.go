@@ -32,6 +32,7 @@ type systemd struct {
 	units    map[string]*unit
 	stubborn bool // processes ignore SIGTERM
 	stopping bool // the machine shuts down
+	silent   bool // it does not say whether the machine shuts down
 }
 
 // A unit is one that is loaded.
@@ -210,7 +211,9 @@ func (s *systemd) call(member string, object godbus.ObjectPath, args []any) (bod
 		return []any{s.list(args[1].([]string))}, nil
 	case member == "Subscribe":
 		return nil, nil
-	case member == "Get": // SystemState
+	case member == "Get" && s.silent: // SystemState
+		return nil, fmt.Errorf("AccessDenied")
+	case member == "Get":
 		return []any{godbus.MakeVariant(map[bool]string{true: "stopping", false: "running"}[s.stopping])}, nil
 	case u == nil:
 		return nil, fmt.Errorf("NoSuchUnit")

@@ -49,8 +49,14 @@ func TestRun_Results(t *testing.T) {
 		"shutdown":       {func(s *systemd) { s.shutsDown(reset, "signal", 15) }, units.Outcome{}, reset + " was ended by the machine's shutdown"},
 		"shutdown code":  {func(s *systemd) { s.shutsDown(reset, "exit-code", 1) }, units.Outcome{}, reset + " was ended by the machine's shutdown"},
 		"shutdown limit": {func(s *systemd) { s.shutsDown(reset, "timeout", 9) }, units.Outcome{}, reset + " was ended by the machine's shutdown"},
-		"no cgroup":      {func(s *systemd) { s.fails(reset, "resources", 0) }, units.Outcome{}, "systemd could not run " + reset + ": resources"},
-		"forgotten":      {func(s *systemd) { s.loses(reset) }, units.Outcome{}, reset + " has ended, and systemd does not know its result"},
+		"no state": {func(s *systemd) {
+			s.mu.Lock()
+			s.silent = true
+			s.mu.Unlock()
+			s.exits(reset, 3)
+		}, units.Outcome{Code: 3}, ""},
+		"no cgroup": {func(s *systemd) { s.fails(reset, "resources", 0) }, units.Outcome{}, "systemd could not run " + reset + ": resources"},
+		"forgotten": {func(s *systemd) { s.loses(reset) }, units.Outcome{}, reset + " has ended, and systemd does not know its result"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := start(t)
