@@ -76,12 +76,20 @@ type PluginRecord struct {
 	Resource ResourceName
 	Endpoint string // the plugin's socket: a name in the directory of its registration, or a path
 	Pod      PluginPod
-	Reported bool     // the plugin has listed Devices, even if empty
-	Devices  []Device // as in Inventory
+	Reserve  []ReservePlugin // in the order of their registrations
+	Reported bool            // the plugin has listed Devices, even if empty
+	Devices  []Device        // as in Inventory
 	// Away is when the plugin went away, and Lost reports that the grace period has passed since. Zero: the plugin served when
 	// the record was written, or an older version wrote the record.
 	Away time.Time
 	Lost bool
+}
+
+// A ReservePlugin is another plugin of a resource, which takes over when the current one ends.
+type ReservePlugin struct {
+	Endpoint string
+	Pod      PluginPod
+	Newer    bool // registered after the current one, and has not listed its devices yet
 }
 
 // A PluginPod is the pod in which a device plugin runs. It is zero where the pod is not known: the plugin runs on the host,

@@ -40,10 +40,10 @@
 // socket file is recreated. It waits for the file alone if there is no file, or if no process has listened there until the
 // offer was Lost.
 //
-// At the start the registry dials the plugins of the state file (Config.Known): plugins that register once in their life
-// survive a restart of devmgrd. Until such a plugin lists its devices, its offer is Lost if it was Lost before the restart,
-// and Stale otherwise. The grace period of a disconnected plugin continues, with at least dialTime to reach it. So no restart
-// of devmgrd raises node capacity.
+// At the start the registry dials the plugins of the state file (Config.Known), first the current one of each resource, then those
+// in reserve: plugins that register once in their life survive a restart of devmgrd. Until such a plugin lists its devices, the
+// offer is Lost if it was Lost before the restart, and Stale otherwise. The grace period of a disconnected plugin continues, with
+// at least dialTime to reach it. So no restart of devmgrd raises node capacity.
 //
 // # The directories
 //

@@ -11,29 +11,42 @@ import (
 // Several plugins may serve one resource: the old and the new pod of a roll-out with surge, or two plugins by mistake. One of them is current: of those that
 // have listed their devices the newest. The others are kept connected in reserve, with their lists. When the current one ends, one in reserve takes its
 // place at once, with its own list: a roll-out that is rolled back leaves no gap. One in reserve that ends is forgotten; it has to register again.
+//
+// The state file names those in reserve as well: after a restart of devmgrd they are dialled when the current one has listed its devices or cannot be reached.
+// One that is not reached is forgotten when its socket is gone or has no listener, and dialled again otherwise.
 
 // maxReserve is the number of plugins in reserve of one resource. The oldest makes room.
 const maxReserve = 3
 
 // queueLocked keeps a newly connected plugin in reserve until it lists its devices, and reports whether it did: the current plugin serves, and listens on
 // another socket.
-func (s *resourceState) queueLocked(l *registration, on *session) bool {
+func (r *Registry) queueLocked(s *resourceState, l *registration, on *session) bool {
 	if s.state != device.Serving || s.session == nil || s.registration.path == l.path {
 		return false
 	}
-	s.retireLocked(func(other *registration) bool { return other.path == l.path })
+	l.session = on
+	r.reserveLocked(s, l)
+	return true
+}
+
+// reserveLocked adds a registration to those in reserve.
+func (r *Registry) reserveLocked(s *resourceState, l *registration) {
 	if len(s.reserve) == maxReserve {
 		s.reserve[0].cancel()
 		s.reserve = slices.Delete(s.reserve, 0, 1)
 	}
-	l.session = on
 	s.reserve = append(s.reserve, l)
-	return true
+	r.saver.note(s.resource)
 }
 
 // all returns the current registration and those in reserve.
 func (s *resourceState) all() []*registration {
 	return append([]*registration{s.registration}, s.reserve...)
+}
+
+// connected returns those in reserve that are connected.
+func (s *resourceState) connected() []*registration {
+	return slices.DeleteFunc(slices.Clone(s.reserve), func(l *registration) bool { return l.session == nil })
 }
 
 // reserves reports whether a registration is in reserve.
@@ -42,26 +55,41 @@ func (s *resourceState) reserves(l *registration) bool {
 }
 
 // retireLocked ends the registrations in reserve that match.
-func (s *resourceState) retireLocked(match func(*registration) bool) {
+func (r *Registry) retireLocked(s *resourceState, match func(*registration) bool) {
 	s.reserve = slices.DeleteFunc(s.reserve, func(l *registration) bool {
 		if match(l) {
 			l.cancel()
+			r.saver.note(s.resource)
 			return true
 		}
 		return false
 	})
 }
 
-// useLocked makes a registration in reserve the current one, and puts the former one in reserve if it is connected.
-func (r *Registry) useLocked(s *resourceState, l *registration) {
-	former := s.registration
-	former.session, former.list, former.weight, former.listed = s.session, s.deviceList, s.weight, s.lister == s.session
-	s.reserve = slices.DeleteFunc(s.reserve, func(other *registration) bool { return other == l })
-	if former.session == nil {
-		former.cancel()
-	} else {
-		s.reserve = append(s.reserve, former)
+// rememberedPlugins returns the registrations of a record: the current one, and those in reserve.
+func (r *Registry) rememberedPlugins(k device.PluginRecord) (current *registration, reserve []*registration) {
+	add := func(newer bool) {
+		for _, p := range k.Reserve {
+			if p.Newer == newer && len(reserve) < maxReserve {
+				r.lastNumber++
+				reserve = append(reserve, newRegistration(r, r.lastNumber, k.Resource, r.locationOfPod(p.Pod), p.Endpoint))
+			}
+		}
 	}
+	add(false)
+	r.lastNumber++
+	current = newRegistration(r, r.lastNumber, k.Resource, r.locationOfPod(k.Pod), k.Endpoint)
+	add(true)
+	for _, l := range reserve {
+		l.after = current.tried
+	}
+	return current, reserve
+}
+
+// useLocked makes a registration in reserve the current one.
+func (r *Registry) useLocked(s *resourceState, l *registration) {
+	s.reserve = slices.DeleteFunc(s.reserve, func(other *registration) bool { return other == l })
+	r.setAsideLocked(s)
 	r.lastNumber++
 	s.registration, s.session, s.number, s.preStart, s.prefers = l, l.session, r.lastNumber, l.session.preStart, l.session.prefers
 	s.deviceList, s.weight, s.lister, s.listed = l.list, l.weight, l.session, r.lastNumber
@@ -71,6 +99,17 @@ func (r *Registry) useLocked(s *resourceState, l *registration) {
 	r.saver.note(s.resource)
 	r.directories.notify()
 	r.signal()
+}
+
+// setAsideLocked puts the current registration in reserve unless that cannot be reached. Another one takes its place.
+func (r *Registry) setAsideLocked(s *resourceState) {
+	l := s.registration
+	if s.session == nil && (l.gone || l.endpoint == "") || r.cfg.RejectDuplicates {
+		l.cancel()
+		return
+	}
+	l.session, l.list, l.weight, l.listed = s.session, s.deviceList, s.weight, s.session != nil && s.lister == s.session
+	r.reserveLocked(s, l)
 }
 
 // succeedLocked replaces the current plugin, whose connection has ended, by the newest in reserve that has listed its devices, and reports whether there

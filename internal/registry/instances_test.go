@@ -1,6 +1,7 @@
 package registry_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -129,4 +130,115 @@ func TestInstances_ManySockets_OldestMakesRoom(t *testing.T) {
 		}
 		return n == 4
 	})
+}
+
+// devmgrd restarts while two plugins are connected, which register once in their life. Both are dialled; the newest that lists its devices serves, and
+// the other one when that ends.
+func TestInstances_Restart_BothAreDialled(t *testing.T) {
+	t.Parallel()
+	silent := func(p *plugintest.Plugin) {
+		p.Before(plugintest.ListAndWatch, plugintest.HoldUntil(make(chan struct{})))
+	}
+	for name, test := range map[string]struct {
+		meanwhile func(t *testing.T, old, fresh *plugintest.Plugin)
+		then      func(t *testing.T, f *harness, old, fresh *plugintest.Plugin)
+	}{
+		"the new one ends later": {
+			then: func(t *testing.T, f *harness, old, fresh *plugintest.Plugin) {
+				f.eventually("the new one serves", f.serves("fresh"))
+				f.eventually("the old one is in reserve", func() bool { return len(f.Registrations()[gpu].Reserve) == 1 && old.Streams() == 1 })
+				f.asks(t, fresh, "fresh")
+				fresh.Kill()
+				f.eventually("the old one serves", f.serves("old"))
+				f.asks(t, old, "old")
+				if n := f.logs.count("plugin disconnected"); n > 0 || f.logs.count("plugin serving") > 2 {
+					t.Errorf("there was a gap")
+				}
+			},
+		},
+		"the new one ends meanwhile": {
+			meanwhile: func(_ *testing.T, _, fresh *plugintest.Plugin) { fresh.Kill() },
+			then: func(t *testing.T, f *harness, old, _ *plugintest.Plugin) {
+				f.eventually("the old one serves", f.serves("old"))
+				f.asks(t, old, "old")
+				f.eventually("the new one is forgotten", func() bool {
+					r, _ := f.memory.last()
+					return r.Endpoint == "old.sock" && len(r.Reserve) == 0
+				})
+			},
+		},
+		"the old one ends meanwhile": {
+			meanwhile: func(_ *testing.T, old, _ *plugintest.Plugin) { old.Kill() },
+			then: func(t *testing.T, f *harness, _, fresh *plugintest.Plugin) {
+				f.eventually("the new one serves", f.serves("fresh"))
+				f.eventually("the old one is forgotten", func() bool {
+					r, _ := f.memory.last()
+					return r.Endpoint == "fresh.sock" && len(r.Reserve) == 0
+				})
+				f.asks(t, fresh, "fresh")
+			},
+		},
+		"the new one lists no longer": {
+			meanwhile: func(_ *testing.T, _, fresh *plugintest.Plugin) { silent(fresh) },
+			then: func(t *testing.T, f *harness, old, _ *plugintest.Plugin) {
+				f.eventually("the old one serves", f.serves("old"))
+				f.asks(t, old, "old")
+			},
+		},
+		"the old one registers again, before the new one answers": {
+			meanwhile: func(t *testing.T, old, fresh *plugintest.Plugin) {
+				answers := make(chan struct{})
+				fresh.Before(plugintest.GetOptions, plugintest.HoldUntil(answers))
+				old.Before(plugintest.ListAndWatch, func(context.Context) error {
+					close(answers)
+					return nil
+				})
+			},
+			then: func(t *testing.T, f *harness, old, fresh *plugintest.Plugin) {
+				old.MustRegister()
+				f.eventually("the old one serves", f.serves("old"))
+				f.eventually("the new one is in reserve", func() bool { return len(f.Registrations()[gpu].Reserve) == 1 && fresh.Streams() == 1 })
+				old.Kill()
+				f.eventually("the new one serves", f.serves("fresh"))
+				f.asks(t, fresh, "fresh")
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			first := start(t)
+			old := first.instance(t, "old")
+			first.eventually("the old one serves", first.serves("old"))
+			fresh := first.instance(t, "fresh")
+			first.eventually("the new one serves", first.serves("fresh"))
+			first.stop()
+			record, _ := first.memory.last()
+			if len(record.Reserve) != 1 || record.Reserve[0].Endpoint != "old.sock" || record.Reserve[0].Newer {
+				t.Fatalf("recorded are %+v", record)
+			}
+			if test.meanwhile != nil {
+				test.meanwhile(t, old, fresh)
+			}
+			test.then(t, start(t, at(first.dir), known(record)), old, fresh)
+		})
+	}
+}
+
+// A plugin that has registered and not yet listed its devices when devmgrd restarts serves when it lists them.
+func TestInstances_RestartBeforeTheSecondLists_SecondServesThen(t *testing.T) {
+	t.Parallel()
+	first := start(t)
+	first.instance(t, "old")
+	first.eventually("the old one serves", first.serves("old"))
+	lists := make(chan struct{})
+	first.instance(t, "fresh", func(p *plugintest.Plugin) { p.Before(plugintest.ListAndWatch, plugintest.HoldUntil(lists)) })
+	first.stop()
+	record, _ := first.memory.last()
+	if record.Endpoint != "old.sock" || len(record.Reserve) != 1 || !record.Reserve[0].Newer {
+		t.Fatalf("recorded are %+v", record)
+	}
+	second := start(t, at(first.dir), known(record))
+	second.eventually("the old one serves", second.serves("old"))
+	close(lists)
+	second.eventually("the new one serves", second.serves("fresh"))
 }

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -44,6 +45,9 @@ type registration struct {
 	registry *Registry
 	log      *slog.Logger
 	wake     chan struct{}      // size one: the socket file was recreated
+	tried    chan struct{}      // closed when the plugin has listed its devices, or could not be reached
+	after    <-chan struct{}    // of one in reserve from the state file: tried of the current one; nil: none
+	attempt  func()             // closes tried
 	cancel   context.CancelFunc // ends Run; guarded by Registry.mu, as is what follows
 
 	// Of one in reserve (instances.go):
@@ -51,6 +55,7 @@ type registration struct {
 	list    deviceList
 	weight  int  // of list
 	listed  bool // list is the session's
+	gone    bool // as of the last try no process listens at the socket
 }
 
 // where describes the plugin's socket in messages.
@@ -75,8 +80,10 @@ func newRegistration(r *Registry, id uint64, resource device.ResourceName, loc l
 		registry: r,
 		log:      r.log.With("resource", resource, "endpoint", endpoint),
 		wake:     make(chan struct{}, 1),
+		tried:    make(chan struct{}),
 		cancel:   func() {},
 	}
+	l.attempt = sync.OnceFunc(func() { close(l.tried) })
 	if loc.pod.Known() {
 		l.log = l.log.With("pod", loc.pod.String())
 	}
@@ -89,6 +96,7 @@ func newRegistration(r *Registry, id uint64, resource device.ResourceName, loc l
 // Run follows the plugin until ctx ends: first through the session, if there is one, and then through sessions that it opens.
 // Without a session it dials first, as for a plugin from the state file.
 func (l *registration) Run(ctx context.Context, on *session) {
+	defer l.attempt()
 	defer func() {
 		if on != nil {
 			on.close() // ctx ended before Run began
@@ -123,6 +131,7 @@ func (l *registration) Run(ctx context.Context, on *session) {
 		}
 
 		l.registry.unreached(l, err)
+		l.attempt()
 		barred := new(barredError)
 		l.wait(ctx, err, &pause, !listed && errors.As(err, new(*endError)) || errors.As(err, new(*budgetError)) ||
 			errors.As(err, &barred) && barred.lasting)
@@ -141,17 +150,24 @@ func (e *endError) Error() string {
 
 func (e *endError) Unwrap() error { return e.cause }
 
-// hold delays the first dial of a plugin from the state file whose socket the watcher had found. The watcher will find the
-// socket again, and a second stream would end the first.
+// hold delays the first dial of a plugin from the state file. The watcher will find the socket that it had found again, and a second stream would end the
+// first. One in reserve comes after the current one, so that the offer does not change twice.
 func (l *registration) hold(ctx context.Context) {
-	d := l.registry.directoryOf(l.location)
-	if d == nil || d.location.registry == "" || !filepath.IsAbs(l.endpoint) {
-		return
+	var called <-chan struct{}
+	if d := l.registry.directoryOf(l.location); d != nil && d.location.registry != "" && filepath.IsAbs(l.endpoint) {
+		called = d.called
 	}
-	select {
-	case <-ctx.Done():
-	case <-d.called:
-	case <-time.After(holdTime):
+	late := time.After(holdTime)
+	for _, ready := range []<-chan struct{}{called, l.after} {
+		if ready == nil {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+		case <-ready:
+		case <-late:
+			return
+		}
 	}
 }
 
@@ -199,6 +215,13 @@ func (l *registration) rests(err error, tried bool) bool {
 		return true
 	}
 	return tried && errors.Is(err, syscall.ECONNREFUSED) && l.registry.lost(l)
+}
+
+// nobodyListens reports whether the error of a dial says that no plugin listens at its socket, or that none may.
+func nobodyListens(err error) bool {
+	hopeless, barred := new(socketError), new(barredError)
+	return errors.As(err, &hopeless) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) ||
+		errors.As(err, &barred) && barred.lasting
 }
 
 // unseen reports whether the socket may be recreated without an event: it is in no watched directory, or its name is a link.
@@ -265,7 +288,9 @@ func (l *registration) runOnce(ctx context.Context, on *session) (listed bool, e
 		}
 		logged = found
 		listed = true
-		if l.registry.listed(l, on, list.deviceList) {
+		back := l.registry.listed(l, on, list.deviceList)
+		l.attempt()
+		if back {
 			l.log.Log(ctx, l.registry.level(l, slog.LevelInfo), "plugin serving", "devices", len(list.devices))
 		}
 	}

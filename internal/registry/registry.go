@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -138,15 +139,17 @@ func New(cfg Config) *Registry {
 	shared := r.sharedSockets(cfg.Known)
 	for _, k := range cfg.Known {
 		r.saver.remember(k)
-		loc := r.locationOfPod(k.Pod)
-		if shared[loc.locate(k.Endpoint)] {
+		if shared[r.pathOf(k.Pod, k.Endpoint)] {
 			r.log.Warn("recorded resources share a socket; not dialling",
 				"resource", k.Resource, "endpoint", k.Endpoint)
 			k.Endpoint = ""
 			r.saver.note(k.Resource)
 		}
-		r.lastNumber++
-		r.resources[k.Resource] = remembered(k, newRegistration(r, r.lastNumber, k.Resource, loc, k.Endpoint))
+		k.Reserve = slices.DeleteFunc(slices.Clone(k.Reserve), func(p device.ReservePlugin) bool {
+			return cfg.RejectDuplicates || shared[r.pathOf(p.Pod, p.Endpoint)]
+		})
+		current, reserve := r.rememberedPlugins(k)
+		r.resources[k.Resource] = remembered(k, current, reserve...)
 		r.metrics.setUp(k.Resource, false)
 		r.metrics.setPod(k.Resource, k.Pod)
 	}
@@ -157,14 +160,25 @@ func New(cfg Config) *Registry {
 // latest registration, so devmgrd waits for the plugin instead of offering its devices under a wrong name.
 func (r *Registry) sharedSockets(known []device.PluginRecord) map[string]bool {
 	seen, shared := make(map[string]bool), make(map[string]bool)
-	for _, k := range known {
-		loc := r.locationOfPod(k.Pod)
-		if path := loc.locate(k.Endpoint); path != "" {
+	see := func(pod device.PluginPod, endpoint string) {
+		if path := r.pathOf(pod, endpoint); path != "" {
 			shared[path] = seen[path]
 			seen[path] = true
 		}
 	}
+	for _, k := range known {
+		see(k.Pod, k.Endpoint)
+		for _, p := range k.Reserve {
+			see(p.Pod, p.Endpoint)
+		}
+	}
 	return shared
+}
+
+// pathOf returns the path of a recorded socket.
+func (r *Registry) pathOf(pod device.PluginPod, endpoint string) string {
+	loc := r.locationOfPod(pod)
+	return loc.locate(endpoint)
 }
 
 func (c Config) mustBeComplete() {
@@ -246,6 +260,10 @@ func (r *Registry) begin() error {
 			r.startLocked(s.registration, nil)
 		} else {
 			s.absentLocked(errors.New(s.registration.where()))
+			s.registration.attempt()
+		}
+		for _, l := range s.reserve {
+			r.startLocked(l, nil)
 		}
 	}
 	return nil
@@ -292,7 +310,7 @@ func (r *Registry) Registrations() map[device.ResourceName]device.Registration {
 	all := make(map[device.ResourceName]device.Registration, len(r.resources))
 	for resource, s := range r.resources {
 		one := device.Registration{Endpoint: s.registration.endpoint, Pod: s.registration.location.pod}
-		for _, l := range s.reserve {
+		for _, l := range s.connected() {
 			one.Reserve = append(one.Reserve, device.Registration{Endpoint: l.endpoint, Pod: l.location.pod})
 		}
 		all[resource] = one

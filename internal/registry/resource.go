@@ -1,9 +1,11 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -37,9 +39,9 @@ type resourceState struct {
 
 // remembered returns a resource from the state file. The time since which its plugin is away is kept over a restart of devmgrd, so
 // that the published capacity does not rise before the plugin lists its devices.
-func remembered(k device.PluginRecord, l *registration) *resourceState {
+func remembered(k device.PluginRecord, l *registration, reserve ...*registration) *resourceState {
 	s := &resourceState{
-		resource: k.Resource, registration: l, deviceList: deviceListOf(k), reported: k.Reported,
+		resource: k.Resource, registration: l, reserve: reserve, deviceList: deviceListOf(k), reported: k.Reported,
 		state: device.Stale, since: time.Now(), endTimer: func() {},
 	}
 	s.weight = s.deviceList.weight()
@@ -66,6 +68,9 @@ func (s *resourceState) offer() device.Offer {
 
 func (s *resourceState) record() device.PluginRecord {
 	r := device.PluginRecord{Resource: s.resource, Endpoint: s.registration.endpoint, Pod: s.registration.location.pod, Reported: s.reported, Devices: s.devices}
+	for _, l := range slices.SortedFunc(slices.Values(s.reserve), func(a, b *registration) int { return cmp.Compare(a.id, b.id) }) {
+		r.Reserve = append(r.Reserve, device.ReservePlugin{Endpoint: l.endpoint, Pod: l.location.pod, Newer: l.id > s.registration.id})
+	}
 	if s.state != device.Serving {
 		r.Away, r.Lost = s.since.Round(0), s.state == device.Lost
 	}
@@ -79,7 +84,7 @@ func (s *resourceState) fail(why string) {
 
 // present reports whether a plugin serves the resource, or is connected and about to.
 func (s *resourceState) present() bool {
-	return s != nil && (s.state == device.Serving || s.session != nil || len(s.reserve) > 0)
+	return s != nil && (s.state == device.Serving || s.session != nil || len(s.connected()) > 0)
 }
 
 // nextNumber numbers a registration, so that the newest wins even if an older one takes longer to be checked.
@@ -142,10 +147,10 @@ func (r *Registry) accept(l *registration, to *session) (loser device.ResourceNa
 		r.resources[l.resource] = s
 	}
 	for _, other := range r.resources {
-		other.retireLocked(func(o *registration) bool { return o.path == l.path })
+		r.retireLocked(other, func(o *registration) bool { return o.path == l.path })
 	}
 	r.metrics.registrations.WithLabelValues(string(l.resource)).Inc()
-	if s.queueLocked(l, to) {
+	if r.queueLocked(s, l, to) {
 		r.startLocked(l, to)
 		r.directories.notify()
 		return loser, nil
@@ -153,7 +158,11 @@ func (r *Registry) accept(l *registration, to *session) (loser device.ResourceNa
 	if s.session != nil {
 		s.countRestartLocked(l, errAgain) // or its stream's end would have counted
 	}
-	s.registration.cancel()
+	if s.registration.path == l.path {
+		s.registration.cancel()
+	} else {
+		r.setAsideLocked(s)
+	}
 	s.registration, s.session, s.number, s.preStart, s.prefers = l, to, l.id, to.preStart, to.prefers
 	switch s.state {
 	case device.Stale:
@@ -193,7 +202,7 @@ func (r *Registry) withdraw(l *registration) {
 		}
 		current = s.registration.lack == withdrawn
 	} else if s.reserves(l) {
-		s.retireLocked(func(other *registration) bool { return other == l })
+		r.retireLocked(s, func(other *registration) bool { return other == l })
 	}
 	r.mu.Unlock()
 	if current {
@@ -251,6 +260,10 @@ func (r *Registry) connected(l *registration, on *session) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.resources[l.resource]
+	if s.reserves(l) {
+		l.session = on
+		return
+	}
 	if r.closing || s == nil || s.registration != l {
 		return
 	}
@@ -270,7 +283,7 @@ func (r *Registry) listed(l *registration, on *session, list deviceList) (back b
 	}
 	if s.registration != l {
 		l.list, l.listed = list, true
-		if l.id < s.registration.id && s.session != nil {
+		if l.id < s.registration.id && s.state == device.Serving {
 			return false
 		}
 		r.useLocked(s, l)
@@ -312,7 +325,7 @@ func (r *Registry) ended(l *registration, err error) {
 		return
 	}
 	s.countRestartLocked(l, err)
-	s.retireLocked(func(other *registration) bool { return other == l })
+	r.retireLocked(s, func(other *registration) bool { return other == l })
 	if s.registration == l && !r.succeedLocked(s) && r.awayLocked(s) {
 		l.log.Log(context.Background(), s.levelLocked(slog.LevelWarn), "plugin disconnected; allocation paused",
 			"err", err, "grace", r.cfg.GracePeriod)
@@ -359,6 +372,10 @@ func (r *Registry) unreached(l *registration, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.resources[l.resource]
+	l.gone = nobodyListens(err)
+	if s.reserves(l) && l.gone {
+		r.retireLocked(s, func(other *registration) bool { return other == l })
+	}
 	if r.closing || s == nil || s.registration != l {
 		return
 	}

@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -134,5 +135,5 @@ func (s *saver) save(name device.ResourceName) error {
 
 func sameRecord(a, b device.PluginRecord) bool {
 	return a.Endpoint == b.Endpoint && a.Pod == b.Pod && a.Reported == b.Reported && a.Away.Equal(b.Away) && a.Lost == b.Lost &&
-		device.SameList(a.Devices, b.Devices)
+		slices.Equal(a.Reserve, b.Reserve) && device.SameList(a.Devices, b.Devices)
 }

@@ -156,8 +156,10 @@ func (r *Registry) nudgeIf(meant func(*registration) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, s := range r.resources {
-		if meant(s.registration) {
-			s.registration.nudge()
+		for _, l := range s.all() {
+			if meant(l) {
+				l.nudge()
+			}
 		}
 	}
 }

@@ -18,11 +18,19 @@ import (
 
 // pluginRecord is a device.PluginRecord without its devices.
 type pluginRecord struct {
+	Endpoint string          `json:"endpoint"`
+	Pod      *pluginPod      `json:"pod,omitempty"` // nil: not known
+	Reserve  []reservePlugin `json:"reserve,omitempty"`
+	Reported bool            `json:"reported"`
+	Away     time.Time       `json:"away,omitzero"`
+	Lost     bool            `json:"lost,omitempty"`
+}
+
+// reservePlugin is a device.ReservePlugin.
+type reservePlugin struct {
 	Endpoint string     `json:"endpoint"`
-	Pod      *pluginPod `json:"pod,omitempty"` // nil: not known
-	Reported bool       `json:"reported"`
-	Away     time.Time  `json:"away,omitzero"`
-	Lost     bool       `json:"lost,omitempty"`
+	Pod      *pluginPod `json:"pod,omitempty"`
+	Newer    bool       `json:"newer,omitempty"`
 }
 
 // pluginPod is a device.PluginPod.
@@ -73,6 +81,9 @@ func readPlugin(b *bolt.Bucket) (device.PluginRecord, error) {
 		return device.PluginRecord{}, err
 	}
 	r := device.PluginRecord{Endpoint: p.Endpoint, Pod: podOf(p.Pod), Reported: p.Reported, Away: p.Away, Lost: p.Lost}
+	for _, other := range p.Reserve {
+		r.Reserve = append(r.Reserve, device.ReservePlugin{Endpoint: other.Endpoint, Pod: podOf(other.Pod), Newer: other.Newer})
+	}
 	devices := b.Bucket(devicesBucket)
 	if devices == nil {
 		return r, nil
@@ -109,7 +120,11 @@ func savePlugin(d *transaction, r device.PluginRecord) error {
 	if err != nil {
 		return fail(err)
 	}
-	record, err := json.Marshal(pluginRecord{r.Endpoint, recordOf(r.Pod), r.Reported, r.Away, r.Lost})
+	p := pluginRecord{Endpoint: r.Endpoint, Pod: recordOf(r.Pod), Reported: r.Reported, Away: r.Away, Lost: r.Lost}
+	for _, other := range r.Reserve {
+		p.Reserve = append(p.Reserve, reservePlugin{other.Endpoint, recordOf(other.Pod), other.Newer})
+	}
+	record, err := json.Marshal(p)
 	if err != nil {
 		return fail(err)
 	}
