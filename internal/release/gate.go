@@ -263,9 +263,16 @@ func (g *Gate) Run(ctx context.Context) error {
 	}
 }
 
+// leftLimit is how long systemd may take to say which units there are before that is logged.
+const leftLimit = 10 * time.Second
+
 // endLeft ends the commands that an earlier process of devmgrd has left: their results are lost.
 func (g *Gate) endLeft(ctx context.Context) {
+	late := time.AfterFunc(leftLimit, func() {
+		g.Log.Warn("systemd does not say which commands of an earlier process run; devices of pods that have ended wait, and so do pods with devices")
+	})
 	all, err := g.Units.Left(ctx, unitPrefix)
+	late.Stop()
 	if err != nil {
 		return // devmgrd ends
 	}

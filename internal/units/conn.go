@@ -19,6 +19,7 @@ import (
 type conn struct {
 	*godbus.Conn
 	signals chan *godbus.Signal // closed when the connection has ended
+	limit   time.Duration       // of one call
 }
 
 // errLost is the end of a connection.
@@ -26,12 +27,14 @@ var errLost = errors.New("the connection to systemd has ended")
 
 // connect returns a connection to systemd that lasts until ctx ends, or systemd or the caller closes it.
 func (s Systemd) connect(ctx context.Context) (*conn, error) {
-	c := &conn{signals: make(chan *godbus.Signal, 64)}
+	c := &conn{signals: make(chan *godbus.Signal, 64), limit: cmp.Or(s.Limit, callLimit)}
 	var err error
 	if c.Conn, err = godbus.Dial("unix:path="+cmp.Or(s.Socket, private), godbus.WithContext(ctx)); err != nil {
 		return nil, fmt.Errorf("systemd does not answer: %w", err)
 	}
 	c.Signal(c.signals) // before the connection is read: none is missed, nor is its end
+	late := time.AfterFunc(c.limit, func() { c.Close() })
+	defer late.Stop()
 	if err = c.Auth([]godbus.Auth{godbus.AuthExternal(strconv.Itoa(os.Getuid()))}); err == nil {
 		err = c.manager("Subscribe").Err
 	}
@@ -42,10 +45,22 @@ func (s Systemd) connect(ctx context.Context) (*conn, error) {
 	return c, nil
 }
 
-// manager calls a method of systemd's manager. The call ends with its answer or with the connection.
-func (c *conn) manager(method string, args ...any) *godbus.Call {
-	return c.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").Call("org.freedesktop.systemd1.Manager."+method, 0, args...)
+// callLimit is how long systemd may take to answer. It is busy while the machine boots. An answer may be lost.
+const callLimit = 30 * time.Second
+
+// call calls a method of one of systemd's objects. The call ends with its answer, after its limit, or with the connection.
+func (c *conn) call(object godbus.ObjectPath, method string, args ...any) *godbus.Call {
+	ctx, cancel := context.WithTimeout(context.Background(), c.limit)
+	defer cancel()
+	return c.Object("org.freedesktop.systemd1", object).CallWithContext(ctx, method, 0, args...)
 }
+
+// manager calls a method of systemd's manager.
+func (c *conn) manager(method string, args ...any) *godbus.Call {
+	return c.call(managerPath, "org.freedesktop.systemd1.Manager."+method, args...)
+}
+
+const managerPath = "/org/freedesktop/systemd1"
 
 // start has systemd start a unit.
 func (c *conn) start(unit string, argv, env []string, limit time.Duration) error {
@@ -92,7 +107,7 @@ type state struct {
 // state asks for the state of a unit. One that systemd has forgotten is inactive.
 func (c *conn) state(unit string) (s state, err error) {
 	var all map[string]godbus.Variant
-	err = c.Object("org.freedesktop.systemd1", path(unit)).Call("org.freedesktop.DBus.Properties.GetAll", 0, "").Store(&all) // "": of all interfaces
+	err = c.call(path(unit), "org.freedesktop.DBus.Properties.GetAll", "").Store(&all) // "": of all interfaces
 	switch {
 	case unknown(err):
 		return state{active: inactive}, nil
@@ -110,7 +125,7 @@ func (c *conn) state(unit string) (s state, err error) {
 // shutsDown reports whether the machine shuts down, or reboots: systemd ends all units then. A systemd that does not say so counts as running.
 func (c *conn) shutsDown() (bool, error) {
 	var now string
-	err := c.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").Call("org.freedesktop.DBus.Properties.Get", 0, "org.freedesktop.systemd1.Manager", "SystemState").Store(&now)
+	err := c.call(managerPath, "org.freedesktop.DBus.Properties.Get", "org.freedesktop.systemd1.Manager", "SystemState").Store(&now)
 	if refused(err) {
 		return false, nil
 	}

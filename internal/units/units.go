@@ -25,7 +25,8 @@ type Outcome struct {
 
 // A Systemd runs units. The zero value is the machine's.
 type Systemd struct {
-	Socket string // of systemd's direct connections; empty: private
+	Socket string        // of systemd's direct connections; empty: private
+	Limit  time.Duration // for one answer of systemd; 0: callLimit
 }
 
 // private is the socket on which systemd takes direct connections from root, also without a D-Bus daemon.

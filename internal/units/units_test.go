@@ -259,6 +259,23 @@ func TestLeft_CommandsOfDevmgrdOnly(t *testing.T) {
 	}
 }
 
+// An answer of systemd does not arrive: it is asked again, over another connection.
+func TestAnswerIsLost_SystemdIsAskedAgain(t *testing.T) {
+	t.Parallel()
+	for _, method := range []string{"Subscribe", "ListUnitsByPatterns", "GetAll", "StopUnit"} {
+		s := start(t)
+		s.lost = map[string]int{method: 2}
+		machine := units.Systemd{Socket: s.socket, Limit: 50 * time.Millisecond}
+		s.units[reset] = &unit{description: "command of devmgrd: /bin/reset", active: "activating", remains: true}
+		if left, err := machine.Left(t.Context(), "devmgrd-release"); err != nil || !slices.Equal(left, []string{reset}) {
+			t.Errorf("%s: %q, %v", method, left, err)
+		}
+		if err := machine.End(t.Context(), reset); err != nil || s.has(reset) != "" {
+			t.Errorf("%s: %v, the unit is %s", method, err, s.has(reset))
+		}
+	}
+}
+
 // devmgrd ends while systemd ends a unit.
 func TestEnd_CtxEnds_Error(t *testing.T) {
 	s := start(t)
