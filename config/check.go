@@ -246,6 +246,7 @@ func (r *rules) dra(c *Config) {
 	}
 	r.number("dra.maxDevices", c.DRA.MaxDevices, maxSliced)
 	r.duration("dra.hold", c.DRA.Hold, 0, maxHold)
+	r.path("dra.cdiDir", c.DRA.CDIDir)
 }
 
 // giveUp requires reasons or patterns of resource names, and durations.

@@ -42,7 +42,7 @@ var waitComparing = device.Wait{Reason: device.Allocating, Message: "devmgrd is 
 var waitAllocating = device.Wait{Reason: device.Allocating, Message: "the allocation is in progress"}
 
 // waitCommand is the answer for a pod that is back while the command of its release is being stopped.
-var waitCommand = device.Wait{Reason: device.DeviceBusy, Message: "release.command for the pod's devices is still running"}
+var waitCommand = device.Wait{Reason: device.DeviceBusy, Message: "release.command for the pod's devices is still running, or systemd has not said yet whether one of an earlier process of devmgrd is"}
 
 func (a *Allocator) readinessLocked(c device.Container, exists bool) device.Readiness {
 	p := a.pods[c.Pod]
@@ -73,5 +73,5 @@ func (a *Allocator) readinessLocked(c device.Container, exists bool) device.Read
 			return *not
 		}
 	}
-	return device.Readiness{State: device.Ready, Assignment: as, Env: demand.Env, Refs: demand.Refs, Fresh: p.fresh[c.Name]}
+	return device.Readiness{State: device.Ready, Assignment: as, Demand: demand, Pod: p.demand.Pod, OwnUsers: p.demand.UserNamespace, Fresh: p.fresh[c.Name]}
 }

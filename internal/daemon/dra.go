@@ -13,10 +13,12 @@ import (
 
 	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/dra"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
+	"github.com/devmgrd/devmgrd/internal/nri"
 	"github.com/devmgrd/devmgrd/internal/pods"
 	"github.com/devmgrd/devmgrd/internal/store"
 )
@@ -66,6 +68,7 @@ const lateBinding = time.Minute
 type claims struct {
 	*dra.Claims
 	publisher *dra.Publisher
+	files     *cdi.Files
 	server    *dra.Server
 }
 
@@ -95,9 +98,13 @@ func pluginsDir(c config.Config) string {
 
 // newClaims returns Dynamic Resource Allocation on this node.
 func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, stateFile *store.Store, known store.State, node *nodestatus.Publisher, offered *offering,
-	sliceable chan<- struct{}, logFor func(string) *slog.Logger, metrics prometheus.Registerer,
-) *claims {
+	sliceable chan<- struct{}, rules nri.Rules, bootID string, logFor func(string) *slog.Logger, metrics prometheus.Registerer,
+) (*claims, error) {
 	log := logFor("dra")
+	files, err := cdi.New(cdi.Config{Dir: c.DRA.CDIDir, Boot: bootID, Allocator: devices, Grants: nri.NewGrants(rules, log), Log: log})
+	if err != nil {
+		return nil, err
+	}
 	publisher := dra.New(dra.PublisherConfig{
 		NodeName: c.NodeName, Client: api, View: devices, Order: devices.Order, Places: stateFile, Known: known.Places, MaxDevices: c.DRA.MaxDevices, Log: log, Metrics: metrics,
 		Claimed: offered.claimed, Uncounted: node.Uncounted, NodeChanged: node.Follow(), NodeUID: node.NodeUID, Writable: sliceable,
@@ -114,19 +121,22 @@ func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, s
 	return &claims{
 		Claims:    all,
 		publisher: publisher,
+		files:     files,
 		server: dra.NewServer(dra.ServerConfig{
 			RegistryDir: c.Plugins.KubeletRegistryDir(), PluginsDir: pluginsDir(c),
-			Claims: all, Allocator: devices, Hold: c.DRA.Hold, Log: log, Metrics: metrics,
+			Claims: all, Allocator: devices, Files: files, Hold: c.DRA.Hold, Log: log, Metrics: metrics,
 		}),
-	}
+	}, nil
 }
 
 // check returns nil while the scheduler sees the devices and the kubelet knows the driver.
-func (c *claims) check() error { return errors.Join(c.publisher.Check(), c.server.Check()) }
+func (c *claims) check() error {
+	return errors.Join(c.publisher.Check(), c.files.Check(), c.server.Check())
+}
 
 // runs returns what has to run.
 func (c *claims) runs() []func(context.Context) error {
-	return []func(context.Context) error{c.Claims.Run, c.publisher.Run, c.server.Run}
+	return []func(context.Context) error{c.Claims.Run, c.publisher.Run, c.files.Run, c.server.Run}
 }
 
 var _ pods.Sink = (*dra.Claims)(nil)

@@ -1,6 +1,7 @@
 package device
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -35,6 +36,11 @@ type Demand struct {
 	// Claimed are the Fixed ones of claims that the pod's author has written, with the claims' UIDs. The scheduler does not count them as the
 	// pod's requests, and other pods may have them by the same claims.
 	Claimed map[ResourceName]map[ID]ClaimUID `json:"claimed,omitempty"`
+	// Requests are the requests of claims by which the container has its Fixed devices, ascending: the kubelet has the runtime give the container
+	// their CDI devices.
+	Requests map[ResourceName][]ClaimRequest `json:"requests,omitempty"`
+	// Volumes are the paths of the pod's own volumes in a container with claims. They cover a plugin's mounts.
+	Volumes []string `json:"volumes,omitempty"`
 	// Mistake is why the request cannot be read or met as it is; the pod waits until it can. Blocked is its reason; empty: NoSuchDevice.
 	Mistake string `json:"mistake,omitempty"`
 	Blocked Reason `json:"blocked,omitempty"`
@@ -44,6 +50,17 @@ type Demand struct {
 
 // A ClaimUID identifies a ResourceClaim.
 type ClaimUID string
+
+// A ClaimRequest is a request of a ResourceClaim, without the name of the alternative that the scheduler has chosen.
+type ClaimRequest struct {
+	Claim   ClaimUID `json:"claim"`
+	Request string   `json:"request"`
+}
+
+// Compare orders requests by claim and name.
+func (r ClaimRequest) Compare(s ClaimRequest) int {
+	return cmp.Or(cmp.Compare(r.Claim, s.Claim), cmp.Compare(r.Request, s.Request))
+}
 
 // A ClaimUse is a container's use of a ResourceClaim in the pod's namespace.
 type ClaimUse struct {
@@ -68,6 +85,8 @@ type PodDemand struct {
 	Group string `json:"-"`
 	// Local marks a static pod that the runtime reports, and not the API server: its requests are in an annotation of its own.
 	Local bool `json:"local,omitempty"`
+	// UserNamespace reports that the pod's containers run in a user namespace of their own.
+	UserNamespace bool `json:"userNamespace,omitempty"`
 	// Movable reports that the pod's controller creates another one, perhaps on another node, when this one is evicted.
 	Movable bool `json:"movable,omitempty"`
 	// Admitted reports that the kubelet has accepted the pod: the status has a start time and containers, or the scheduler has made a claim
@@ -127,6 +146,16 @@ func (p PodDemand) Shares() bool {
 	return slices.ContainsFunc(p.Demands, func(d Demand) bool { return len(d.Claimed) > 0 })
 }
 
+// ClaimRequests returns all Requests of a container, ascending.
+func (d Demand) ClaimRequests() []ClaimRequest {
+	var all []ClaimRequest
+	for _, of := range d.Requests {
+		all = append(all, of...)
+	}
+	slices.SortFunc(all, ClaimRequest.Compare)
+	return slices.Compact(all)
+}
+
 // Of returns the demand of the container of that name, if it has one.
 func (p PodDemand) Of(container string) (Demand, bool) {
 	for _, d := range p.Demands {
@@ -139,14 +168,15 @@ func (p PodDemand) Of(container string) (Demand, bool) {
 
 // Equal reports whether two demands are the same requests of the same pod.
 func (p PodDemand) Equal(q PodDemand) bool {
-	if p.Pod != q.Pod || !p.Created.Equal(q.Created) || len(p.Demands) != len(q.Demands) {
+	if p.Pod != q.Pod || p.UserNamespace != q.UserNamespace || !p.Created.Equal(q.Created) || len(p.Demands) != len(q.Demands) {
 		return false
 	}
 	for i, d := range p.Demands {
 		e := q.Demands[i]
 		if d.Container != e.Container || d.Kind != e.Kind || !maps.Equal(d.Wants, e.Wants) ||
 			!slices.Equal(d.Env, e.Env) || !slices.Equal(d.Refs, e.Refs) ||
-			d.Mistake != e.Mistake || d.Blocked != e.Blocked || !maps.EqualFunc(d.Fixed, e.Fixed, slices.Equal) || !maps.EqualFunc(d.Claimed, e.Claimed, maps.Equal) || !maps.EqualFunc(d.Select, e.Select, Selection.equal) {
+			d.Mistake != e.Mistake || d.Blocked != e.Blocked || !maps.EqualFunc(d.Fixed, e.Fixed, slices.Equal) || !maps.EqualFunc(d.Claimed, e.Claimed, maps.Equal) ||
+			!maps.EqualFunc(d.Requests, e.Requests, slices.Equal) || !slices.Equal(d.Volumes, e.Volumes) || !maps.EqualFunc(d.Select, e.Select, Selection.equal) {
 			return false
 		}
 	}

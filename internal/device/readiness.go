@@ -35,8 +35,9 @@ type Readiness struct {
 	State      ReadinessState
 	Wait       Wait            // of Busy and Waiting
 	Assignment Assignment      // of Ready
-	Env        []string        // of Ready: variables that the pod sets, see Demand.Env
-	Refs       []string        // of Ready: variables that its arguments refer to, see Demand.Refs
+	Demand     Demand          // of Ready
+	Pod        Pod             // of Ready
+	OwnUsers   bool            // of Ready: PodDemand.UserNamespace
 	Fresh      bool            // of Ready: no container has been created with the plugin's answer yet
 	Done       <-chan struct{} // of Busy
 }

@@ -29,8 +29,9 @@ const (
 	DeviceCordoned     Reason = "DeviceCordoned"
 	AssignmentConflict Reason = "AssignmentConflict"
 
-	ClaimUnknown Reason = "ClaimUnknown"
-	NoClaim      Reason = "NoClaim"
+	ClaimUnknown  Reason = "ClaimUnknown"
+	NoClaim       Reason = "NoClaim"
+	ClaimMismatch Reason = "ClaimMismatch"
 
 	Allocating       Reason = "Allocating"
 	Preparing        Reason = "Preparing"
@@ -199,6 +200,13 @@ var explanations = []Explanation{
 		Remedy:  "have the scheduler bind the pod; it needs the DeviceClass of `devmgrd deviceclass`",
 		Section: "dra.md#a-pod-that-waits",
 		ends:    "never: the pod has to be created again",
+	},
+	{
+		Reason:  ClaimMismatch,
+		Meaning: "what the kubelet has the runtime give to the container by its claims is not what devmgrd has granted; the message says what differs",
+		Remedy:  "compare the pod's status with its ResourceClaims; where CDI is off in the runtime, switch it on; after an upgrade of devmgrd restart the kubelet",
+		Section: "dra.md#a-pod-that-waits",
+		ends:    "the kubelet and the container runtime give the container what has been granted",
 	},
 	{
 		Reason:  Allocating,

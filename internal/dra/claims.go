@@ -14,9 +14,11 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -380,6 +382,7 @@ func (c *Claims) resolveContainer(p *claimingPod, d device.Demand) device.Demand
 		return d
 	}
 	fixed, claimed := map[device.ResourceName][]device.ID{}, map[device.ResourceName]map[device.ID]device.ClaimUID{}
+	requests := map[device.ResourceName][]device.ClaimRequest{}
 	for _, use := range d.Claims {
 		known, read := p.claims[use.Claim]
 		if !read {
@@ -412,6 +415,9 @@ func (c *Claims) resolveContainer(p *claimingPod, d device.Demand) device.Demand
 				block(device.DeviceGone, "the scheduler has chosen device %s of pool %s in ResourceClaim %s, which no device plugin lists", one.device, one.pool, use.Claim)
 				continue
 			}
+			if by := (device.ClaimRequest{Claim: known.uid, Request: one.base()}); !slices.Contains(requests[r], by) {
+				requests[r] = append(requests[r], by)
+			}
 			if slices.Contains(fixed[r], id) {
 				continue
 			}
@@ -428,7 +434,10 @@ func (c *Claims) resolveContainer(p *claimingPod, d device.Demand) device.Demand
 	if len(fixed) == 0 {
 		return d
 	}
-	d.Fixed, d.Wants = fixed, maps.Clone(d.Wants)
+	for _, by := range requests {
+		slices.SortFunc(by, device.ClaimRequest.Compare)
+	}
+	d.Fixed, d.Requests, d.Wants = fixed, requests, maps.Clone(d.Wants)
 	if d.Wants == nil {
 		d.Wants = map[device.ResourceName]int{}
 	}
@@ -449,6 +458,12 @@ func (c *Claims) resolveContainer(p *claimingPod, d device.Demand) device.Demand
 // means all.
 func (r result) of(request string) bool {
 	return request == "" || r.request == request || strings.HasPrefix(r.request, request+"/")
+}
+
+// base returns the name of the request, without that of the alternative.
+func (r result) base() string {
+	name, _, _ := strings.Cut(r.request, "/")
+	return name
 }
 
 // find returns the device that a result names; false: it is not listed.
@@ -492,23 +507,53 @@ func (c *Claims) listed(r device.ResourceName) map[string][]device.ID {
 	return c.index.listed[r]
 }
 
-// users returns the containers of this node's pods that use devices of a claim, one of each pod. unused is a pod for which the claim is
+// devices returns the devices of a claim for its CDI files. Those that no plugin lists have no resource.
+func (c *Claims) devices(of claim) (all []cdi.Device) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, one := range of.results {
+		chosen, _ := c.find(one)
+		all = append(all, cdi.Device{Request: one.base(), Name: one.device, Resource: chosen.resource, ID: chosen.id})
+	}
+	c.index = index{}
+	return all
+}
+
+// known returns the claims of pods that have been read, with the namespaces of the pods.
+func (c *Claims) known() map[types.NamespacedName]claim {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := map[types.NamespacedName]claim{}
+	for _, p := range c.pods {
+		for name, one := range p.claims {
+			if len(one.results) > 0 {
+				all[types.NamespacedName{Namespace: p.demand.Pod.Namespace, Name: name}] = one
+			}
+		}
+	}
+	return all
+}
+
+// users returns the containers of this node's pods that use devices of a claim, by pod. unused is a pod for which the claim is
 // reserved and of which no container does, as far as devmgrd knows; empty: there is none.
-func (c *Claims) users(namespace, name string, of claim) (users []device.Container, unused device.Pod, changed <-chan struct{}) {
+func (c *Claims) users(namespace, name string, of claim) (users [][]device.Container, unused device.Pod, changed <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, p := range c.pods {
 		if p.demand.Pod.Namespace != namespace || !of.isFor(p.demand) {
 			continue
 		}
-		at := slices.IndexFunc(p.demand.Demands, func(d device.Demand) bool {
-			return slices.ContainsFunc(d.Claims, func(use device.ClaimUse) bool { return use.Claim == name && of.has(use.Request) })
-		})
-		if at < 0 {
+		var using []device.Container
+		for _, d := range p.demand.Demands {
+			if slices.ContainsFunc(d.Claims, func(use device.ClaimUse) bool { return use.Claim == name && of.has(use.Request) }) {
+				using = append(using, d.Container)
+			}
+		}
+		if len(using) == 0 {
 			unused = p.demand.Pod
 			continue
 		}
-		users = append(users, p.demand.Demands[at].Container)
+		users = append(users, using)
 	}
 	return users, unused, c.changed
 }

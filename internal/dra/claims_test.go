@@ -393,7 +393,7 @@ func TestClaims_ReservedForThePodGroup_PodsHaveIt(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if users, unused, _ := c.users("default", "c", got); len(users) != 1 || users[0].Pod != "p" || unused != (device.Pod{}) {
+		if users, unused, _ := c.users("default", "c", got); len(users) != 1 || users[0][0].Pod != "p" || unused != (device.Pod{}) {
 			t.Errorf("used by %v, not by %v", users, unused)
 		}
 	})

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/connlimit"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/socket"
@@ -41,12 +43,23 @@ type Allocator interface {
 	Updated() <-chan struct{}
 }
 
+// Files are the CDI files of claims.
+type Files interface {
+	// Prepare writes the files of a claim, and returns the CDI devices of each of its devices.
+	Prepare(context.Context, cdi.Claim) ([][]string, error)
+	// Unprepared reports that the kubelet does not need a claim any longer.
+	Unprepared(device.ClaimUID)
+	// Has reports whether the files of a claim are there.
+	Has(device.ClaimUID) bool
+}
+
 // ServerConfig is what NewServer needs.
 type ServerConfig struct {
 	// RegistryDir is the kubelet's directory plugins_registry, and PluginsDir its directory plugins.
 	RegistryDir, PluginsDir string
 	Claims                  *Claims
 	Allocator               Allocator
+	Files                   Files
 	// Hold is how long an answer to the kubelet waits for the devices of a claim. The kubelet's limit is 45 s.
 	Hold    time.Duration
 	Log     *slog.Logger
@@ -133,6 +146,9 @@ func Sockets(registryDir, pluginsDir string) []string {
 // Run answers the kubelet until ctx ends, which is not an error. The kubelet finds the driver by a socket in its directory
 // plugins_registry, which appears after the socket that it names.
 func (s *Server) Run(ctx context.Context) error {
+	var work sync.WaitGroup
+	defer work.Wait()
+	work.Go(func() { s.rewrite(ctx) })
 	pause := backoff.Backoff{First: firstListen, Last: lastListen}
 	for ctx.Err() == nil {
 		err := s.serve(ctx)
@@ -218,9 +234,8 @@ func (s *Server) NotifyRegistrationStatus(_ context.Context, status *registratio
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
-// NodePrepareResources answers when the pods of these claims have their devices. The answer names no CDI device: devmgrd injects the
-// devices when the runtime creates the container. After Hold without devices it is an error with the reason, which the kubelet shows in an
-// event; it asks again after some seconds.
+// NodePrepareResources answers when the pods of these claims have their devices, and their CDI files are there. After Hold without devices it is an error
+// with the reason, which the kubelet shows in an event; it asks again after some seconds.
 func (s *Server) NodePrepareResources(ctx context.Context, request *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
 	hold, cancel := context.WithTimeout(ctx, s.Hold)
 	defer cancel()
@@ -229,6 +244,10 @@ func (s *Server) NodePrepareResources(ctx context.Context, request *drav1.NodePr
 		one := &drav1.NodePrepareResourceResponse{}
 		answer.Claims[c.Uid] = one
 		got, waited, err := s.prepare(ctx, hold, c)
+		var names [][]string
+		if err == nil {
+			names, err = s.write(ctx, c.Namespace, c.Name, got)
+		}
 		result := "ready"
 		switch {
 		case err != nil:
@@ -241,8 +260,8 @@ func (s *Server) NodePrepareResources(ctx context.Context, request *drav1.NodePr
 		if err != nil {
 			continue
 		}
-		for _, r := range got.results {
-			one.Devices = append(one.Devices, &drav1.Device{RequestNames: []string{r.request}, PoolName: r.pool, DeviceName: r.device})
+		for i, r := range got.results {
+			one.Devices = append(one.Devices, &drav1.Device{RequestNames: []string{r.base()}, PoolName: r.pool, DeviceName: r.device, CdiDeviceIds: names[i]})
 		}
 	}
 	return answer, nil
@@ -268,8 +287,8 @@ func (s *Server) prepare(ctx, hold context.Context, c *drav1.Claim) (got claim, 
 		if unused != (device.Pod{}) {
 			why = device.Wait{Reason: device.NoClaim, Message: fmt.Sprintf("no container of pod %s uses the devices of %s in ResourceClaim %s: name the claim in a container's resources.claims", unused, Driver, c.Name)}
 		}
-		for _, container := range users {
-			ready := s.Allocator.Readiness(container)
+		for _, using := range users {
+			ready := s.Allocator.Readiness(using[0])
 			if ready.State == device.Ready {
 				return got, waited, nil
 			}
@@ -285,11 +304,49 @@ func (s *Server) prepare(ctx, hold context.Context, c *drav1.Claim) (got claim, 
 	}
 }
 
+// write writes the CDI files of a claim whose pods have their devices.
+func (s *Server) write(ctx context.Context, namespace, name string, of claim) ([][]string, error) {
+	users, _, _ := s.Claims.users(namespace, name, of)
+	return s.Files.Prepare(ctx, cdi.Claim{UID: of.uid, Devices: s.Claims.devices(of), Users: slices.Concat(users...)})
+}
+
+// rewrite writes the CDI files that are missing of claims that the kubelet had prepared before devmgrd started, until ctx ends. The kubelet
+// does not ask again, and the runtime creates no container without them.
+func (s *Server) rewrite(ctx context.Context) {
+	done := map[device.ClaimUID]bool{}
+	for {
+		updated, changed := s.Allocator.Updated(), s.Claims.Changed() // before anything is asked
+		for of, one := range s.Claims.known() {
+			if done[one.uid] {
+				continue
+			}
+			users, _, _ := s.Claims.users(of.Namespace, of.Name, one)
+			ready := slices.ContainsFunc(users, func(using []device.Container) bool { return s.Allocator.Readiness(using[0]).State == device.Ready })
+			if !ready {
+				continue
+			}
+			if !s.Files.Has(one.uid) {
+				if _, err := s.write(ctx, of.Namespace, of.Name, one); err != nil {
+					s.Log.Warn("cannot write the CDI files of a claim", "namespace", of.Namespace, "claim", of.Name, "err", err)
+				}
+			}
+			done[one.uid] = true
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-updated:
+		case <-changed:
+		}
+	}
+}
+
 // NodeUnprepareResources always succeeds: the devices are free when the container runtime has no container of the pod, whatever the kubelet
 // says. An error would keep the pod from being deleted.
 func (s *Server) NodeUnprepareResources(_ context.Context, request *drav1.NodeUnprepareResourcesRequest) (*drav1.NodeUnprepareResourcesResponse, error) {
 	answer := &drav1.NodeUnprepareResourcesResponse{Claims: map[string]*drav1.NodeUnprepareResourceResponse{}}
 	for _, c := range request.Claims {
+		s.Files.Unprepared(device.ClaimUID(c.Uid))
 		answer.Claims[c.Uid] = &drav1.NodeUnprepareResourceResponse{}
 	}
 	return answer, nil

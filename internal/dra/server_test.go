@@ -24,6 +24,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 )
@@ -58,12 +59,44 @@ func (r *readiness) serve(c device.Container) {
 	r.updated = make(chan struct{})
 }
 
+// written are the CDI files of claims, as package cdi names them.
+type written struct {
+	mu     sync.Mutex
+	claims map[device.ClaimUID][]device.Container // that use them
+	fails  error
+}
+
+func (w *written) Prepare(_ context.Context, c cdi.Claim) (all [][]string, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, d := range c.Devices {
+		all = append(all, []string{cdi.DeviceName(device.ClaimRequest{Claim: c.UID, Request: d.Request}, d.Name)})
+	}
+	if w.fails == nil {
+		w.claims[c.UID] = c.Users
+	}
+	return all, w.fails
+}
+
+func (w *written) Unprepared(uid device.ClaimUID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.claims, uid)
+}
+
+func (w *written) Has(uid device.ClaimUID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.claims[uid] != nil
+}
+
 // A kubelet is what calls the server.
 type kubelet struct {
 	t        testing.TB
 	world    *world
 	claims   *Claims
 	devices  *readiness
+	files    *written
 	server   *Server
 	driver   drav1.DRAPluginClient
 	health   health.DRAResourceHealthClient
@@ -74,9 +107,9 @@ type kubelet struct {
 func newKubelet(t testing.TB, hold time.Duration) *kubelet {
 	w, claims := newWorld(t)
 	dir := t.TempDir()
-	devices := &readiness{ready: map[device.Container]bool{}, updated: make(chan struct{})}
+	devices, files := &readiness{ready: map[device.Container]bool{}, updated: make(chan struct{})}, &written{claims: map[device.ClaimUID][]device.Container{}}
 	s := NewServer(ServerConfig{
-		RegistryDir: filepath.Join(dir, "plugins_registry"), PluginsDir: filepath.Join(dir, "plugins"), Claims: claims, Allocator: devices, Hold: hold,
+		RegistryDir: filepath.Join(dir, "plugins_registry"), PluginsDir: filepath.Join(dir, "plugins"), Claims: claims, Allocator: devices, Files: files, Hold: hold,
 		Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})
 	ctx, stop := context.WithCancel(context.Background())
@@ -89,7 +122,7 @@ func newKubelet(t testing.TB, hold time.Duration) *kubelet {
 		})
 	}
 	t.Cleanup(func() { stop(); work.Wait() })
-	k := &kubelet{t: t, world: w, claims: claims, devices: devices, server: s}
+	k := &kubelet{t: t, world: w, claims: claims, devices: devices, files: files, server: s}
 	k.registry = registration.NewRegistrationClient(plugintest.Client(t, filepath.Join(dir, "plugins_registry", "devmgrd.io-reg.sock")))
 	info, err := k.registry.GetInfo(t.Context(), &registration.InfoRequest{}, grpc.WaitForReady(true))
 	if err != nil {
@@ -127,8 +160,8 @@ func (k *kubelet) prepare(name string) string {
 	}
 	var all []string
 	for _, d := range one.GetDevices() {
-		if len(d.CdiDeviceIds) > 0 {
-			all = append(all, "CDI!")
+		if of := (device.ClaimRequest{Claim: device.ClaimUID(uid), Request: d.RequestNames[0]}); !slices.Equal(d.CdiDeviceIds, []string{cdi.DeviceName(of, d.DeviceName)}) {
+			all = append(all, "CDI devices "+strings.Join(d.CdiDeviceIds, ","))
 		}
 		all = append(all, strings.Join(d.RequestNames, "+")+"="+d.PoolName+":"+d.DeviceName)
 	}

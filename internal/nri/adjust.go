@@ -19,7 +19,7 @@ func adjust(ctx context.Context, host *hostChecks, may *permit, to *api.Containe
 	if no := tooLarge(st.Assignment); no != nil {
 		return nil, no
 	}
-	grant, conflicts := merge(st.Assignment.Shares, own{env: st.Env, mounts: volumes(ctr), annotations: ctr.GetAnnotations()})
+	grant, conflicts := merge(st.Assignment.Shares, own{env: st.Demand.Env, mounts: volumes(ctr), annotations: ctr.GetAnnotations()})
 	if err := tellable(grant); err != nil {
 		return nil, err
 	}
@@ -30,7 +30,7 @@ func adjust(ctx context.Context, host *hostChecks, may *permit, to *api.Containe
 		}
 		to.AddEnv(k, grant.Env[k])
 	}
-	args, changed, err := expand(ctr.GetArgs(), st.Refs, grant.Env, in.left)
+	args, changed, err := expand(ctr.GetArgs(), st.Demand.Refs, grant.Env, in.left)
 	if err != nil {
 		return nil, device.Refuse(device.ContainerTooLarge, nil,
 			"the container's arguments, now %d bytes, become too long where they refer to device plugins' variables as $(NAME): arguments and grants together may add %d bytes; refer to the variables less often",
@@ -112,10 +112,6 @@ func tellable(grant device.Grant) error {
 // are covered. fresh: the plugin granted the mounts for this start, and devmgrd creates missing sources. Sources that were granted
 // for an earlier start existed then, and have to exist.
 func addMounts(ctx context.Context, host *hostChecks, may *permit, to *adjustment, granted []device.Mount, ctr *api.Container, can features, cdi edits, fresh bool) error {
-	what, look := "mount source", existing
-	if fresh {
-		what, look = "new mount source", sourceAt
-	}
 	covered := map[string]bool{}
 	for _, m := range granted {
 		if cdi.covers(m.ContainerPath) {
@@ -125,29 +121,12 @@ func addMounts(ctx context.Context, host *hostChecks, may *permit, to *adjustmen
 			return device.Refuse(device.PluginError, nil,
 				"the device plugin grants the mount %s to a container with a user namespace of its own, which %s does not support (containerd 2.0 or CRI-O 1.30 or later is needed)", m.ContainerPath, can.runtime)
 		}
-		if fresh && may != nil { // before a source is made elsewhere, through a link
-			there, err := checkHost(ctx, host, "place of mount source", m.HostPath, func() (string, error) { return wouldBe(m.HostPath) })
-			if err != nil {
-				return err
-			}
-			if err := may.mount(m.HostPath, there); err != nil {
-				return err
-			}
-		}
-		from, err := checkHost(ctx, host, what, m.HostPath, func() (string, error) { return look(m.HostPath) })
+		from, err := source(ctx, host, may, m, fresh)
 		if err != nil {
 			return err
 		}
-		if err := may.mount(m.HostPath, from); err != nil {
-			return err
-		}
-		access := "rw"
-		if m.ReadOnly {
-			access = "ro"
-		}
 		at := filepath.Clean(m.ContainerPath)
-		// The propagation is always set: otherwise NRI copies the propagation of another mount.
-		mount := mapped(ctr, &api.Mount{Destination: at, Type: "bind", Source: from, Options: []string{"rbind", "rprivate", access}})
+		mount := mapped(ctr, &api.Mount{Destination: at, Type: "bind", Source: from, Options: mountOptions(m)})
 		if err := to.take("mount", mount.SizeVT()); err != nil {
 			return err
 		}
@@ -168,6 +147,37 @@ func addMounts(ctx context.Context, host *hostChecks, may *permit, to *adjustmen
 		to.RemoveMount(at)
 	}
 	return nil
+}
+
+// source returns where a mount's source is on the host, links resolved. fresh: the plugin granted the mount for this start, and a missing source is created.
+func source(ctx context.Context, host *hostChecks, may *permit, m device.Mount, fresh bool) (string, error) {
+	what, look := "mount source", existing
+	if fresh {
+		what, look = "new mount source", sourceAt
+	}
+	if fresh && may != nil { // before a source is made elsewhere, through a link
+		there, err := checkHost(ctx, host, "place of mount source", m.HostPath, func() (string, error) { return wouldBe(m.HostPath) })
+		if err != nil {
+			return "", err
+		}
+		if err := may.mount(m.HostPath, there); err != nil {
+			return "", err
+		}
+	}
+	from, err := checkHost(ctx, host, what, m.HostPath, func() (string, error) { return look(m.HostPath) })
+	if err != nil {
+		return "", err
+	}
+	return from, may.mount(m.HostPath, from)
+}
+
+// mountOptions returns the options of a mount. The propagation is always set: otherwise NRI copies the propagation of another mount.
+func mountOptions(m device.Mount) []string {
+	access := "rw"
+	if m.ReadOnly {
+		access = "ro"
+	}
+	return []string{"rbind", "rprivate", access}
 }
 
 // mapped makes the OCI runtime map the owners of a mount's files into the container's user namespace, if it has one of its own.

@@ -179,7 +179,7 @@ func TestMounts_ContainerHasUserNamespace_OwnersAreMapped(t *testing.T) {
 func TestAdjust(t *testing.T) {
 	t.Parallel()
 	st := ready()
-	st.Refs = []string{"NEW"}
+	st.Demand.Refs = []string{"NEW"}
 	ctr := container()
 	ctr.CDIDevices = []*api.CDIDevice{{Name: "a.com/x=1"}}
 	for arg, want := range map[string][]string{"$(NEW)": {"2"}, "$(OLD)": nil} {

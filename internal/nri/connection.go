@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,7 +20,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
-// Config is what New needs. Optional: Pods, Redirect, Rules.
+// Config is what New needs. Optional: Pods, Redirect, Rules, Claims.
 type Config struct {
 	Socket    string        // where the runtime listens
 	Index     string        // two digits: devmgrd's order among the NRI plugins
@@ -30,7 +31,8 @@ type Config struct {
 	Notifier  Notifier
 	Redirect  *Redirect // nil: off
 	Dirs      Directories
-	Rules     Rules // nil: a plugin may grant anything
+	Rules     Rules      // nil: a plugin may grant anything
+	Claims    ClaimFiles // nil: no claims are served
 	Log       *slog.Logger
 	Metrics   prometheus.Registerer
 }
@@ -45,6 +47,7 @@ type Connection struct {
 	first         sync.Once
 	synced        chan struct{} // closed when the runtime has listed all containers for the first time
 	hostChecks    hostChecks
+	grants        *Grants
 	hooks         hooks
 	limit         time.Duration // startLimit
 	listLimit     time.Duration
@@ -75,7 +78,7 @@ func New(c Config) *Connection {
 			panic("nri.New: Config." + name + " is missing")
 		}
 	}
-	n := &Connection{config: c, synced: make(chan struct{}), hostChecks: hostChecks{log: c.Log}, limit: startLimit, listLimit: listLimit}
+	n := &Connection{config: c, synced: make(chan struct{}), hostChecks: hostChecks{log: c.Log}, grants: NewGrants(c.Rules, c.Log), limit: startLimit, listLimit: listLimit}
 	n.metrics = newMetrics(c.Metrics, n.connected.Load, n.notRedirected.count)
 	return n
 }
@@ -144,6 +147,13 @@ func (n *Connection) Run(ctx context.Context) error {
 // latest connection.
 func (n *Connection) SeesRuntime() bool { return n.seesRuntime.Load() }
 
+// samePIDs reports whether a process has the PID namespace of this one.
+func samePIDs(pid int32) bool {
+	ours, err := os.Readlink("/proc/self/ns/pid")
+	theirs, err2 := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid))
+	return err == nil && err2 == nil && ours == theirs
+}
+
 // explain stores why the runtime does not list its containers, and reports it when it is new.
 func (n *Connection) explain(cause string, isNew bool) {
 	n.stuck.Store(&cause)
@@ -173,12 +183,15 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 		return false, err
 	}
 	n.seesRuntime.Store(runtime > 0)
+	if n.config.Claims != nil {
+		n.config.Claims.RuntimeSees(runtime > 0 && samePIDs(runtime))
+	}
 	lost := make(chan struct{})
 	var once sync.Once
 	var synced atomic.Bool
 	far := &progress{}
 	p := &plugin{
-		allocator: n.config.Allocator, runtime: n.config.Runtime, pods: n.config.Pods, notifier: n.config.Notifier, redirect: n.config.Redirect, dirs: n.config.Dirs, rules: n.config.Rules,
+		allocator: n.config.Allocator, runtime: n.config.Runtime, pods: n.config.Pods, notifier: n.config.Notifier, redirect: n.config.Redirect, dirs: n.config.Dirs, rules: n.config.Rules, grants: n.grants, claimFiles: n.config.Claims,
 		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, hostChecks: &n.hostChecks, hooks: &n.hooks, notRedirected: &n.notRedirected, present: &n.present, features: &n.features,
 		synced: func() {
 			synced.Store(true)

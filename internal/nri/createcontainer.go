@@ -78,17 +78,21 @@ func (p *plugin) admit(ctx context.Context, adj *api.ContainerAdjustment, id dev
 			return device.Refuse(device.UnknownPod, nil, "the runtime does not name the container, so its request in the pod's annotation is not known; set the label io.kubernetes.container.name")
 		}
 	case p.pods == nil || pod.GetAnnotations()[sourceKey] == "":
-		return nil // no annotation, no demand
+		return foreignClaims(ctr) // no annotation, no demand
 	}
 	st, err := p.claim(ctx, id, c, !local)
 	switch {
 	case err != nil && !fromAPI(pod):
-		return nil // a static pod without a mirror: it may be the API server itself
+		return foreignClaims(ctr) // a static pod without a mirror: it may be the API server itself
 	case err != nil:
 		return err
 	}
 	switch st.State {
 	case device.NoDevices:
+		if err := foreignClaims(ctr); err != nil {
+			p.allocator.Unclaim(c)
+			return err
+		}
 	case device.Ready:
 		if err := p.inject(ctx, adj, id, st, pod, ctr); err != nil {
 			p.allocator.Unclaim(c)
@@ -126,6 +130,14 @@ func (p *plugin) notStarted(pod device.Pod, container string, times int, validat
 // the hook is late.
 func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id device.Pod, st device.Readiness, pod *api.PodSandbox, ctr *api.Container) error {
 	own := &api.ContainerAdjustment{}
+	injected, err := p.checkClaims(ctx, st, ctr)
+	if err != nil {
+		return err
+	}
+	if injected {
+		adj.AddAnnotation(stampKey, stamp(st.Assignment))
+		return fits(pod, ctr, adj)
+	}
 	may, err := permitted(p.rules, device.PodContainer{Pod: id, Name: nameOf(ctr)}, st.Assignment.Shares)
 	if err != nil {
 		return err
@@ -138,6 +150,7 @@ func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id de
 		p.log.Warn("device plugins conflict; using the first", "pod", id.String(), "container", nameOf(ctr), "conflicts", lists.First(conflicts, maxNamed))
 		p.notifier.Contradiction(id, nameOf(ctr), conflicts)
 	}
+	p.unguard(own, st, ctr)
 	adj.Annotations, adj.Env, adj.Args, adj.Linux, adj.CDIDevices = own.Annotations, own.Env, own.Args, own.Linux, own.CDIDevices
 	adj.Mounts = append(adj.Mounts, own.Mounts...) // what has been redirected stays
 	return fits(pod, ctr, adj)

@@ -45,7 +45,9 @@ func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, con
 		pod := pods[c.GetPodSandboxId()]
 		r := running(pod, c)
 		p.present.addID(string(r.Container.Pod), c.GetPodSandboxId(), "") // the runtime may leave out a sandbox that it cannot reach
-		r.Stamp, r.Digests = stamped(c.GetAnnotations(), &expandable)
+		if r.Stamp, r.Digests = stamped(c.GetAnnotations(), &expandable); r.Stamp == nil && r.Digests == nil {
+			r.Stamp = p.alone(c, r.Container)
+		}
 		if at := c.GetCreatedAt(); at > 0 {
 			r.Made = time.Unix(0, at)
 		}

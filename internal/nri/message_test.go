@@ -121,7 +121,7 @@ func TestMessages_NeverEndTheConnection(t *testing.T) {
 	const reference = "$(NVIDIA_VISIBLE_DEVICES)"
 	refers := func(value string) device.Readiness {
 		st := withGrant(device.Grant{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": value}})
-		st.Refs = []string{"NVIDIA_VISIBLE_DEVICES"}
+		st.Demand.Refs = []string{"NVIDIA_VISIBLE_DEVICES"}
 		return st
 	}
 	variable := func(n int) device.Readiness {
@@ -225,7 +225,7 @@ func TestGrantTooLarge_OfAnOldStateFile_IsAskedForAgain(t *testing.T) {
 		t.Errorf("the ledger heard %q, and %d claims stand", w.refused, w.claims)
 	}
 	st := withGrant(device.Grant{Env: map[string]string{"A": strings.Repeat("x", 1000)}})
-	st.Refs = []string{"A"}
+	st.Demand.Refs = []string{"A"}
 	w.set(st)
 	if _, _, err := p.CreateContainer(t.Context(), sandbox(), sized(1_000_000, "$(A)")); err == nil {
 		t.Error("the container passed")

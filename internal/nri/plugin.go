@@ -23,6 +23,8 @@ type Allocator interface {
 	// Claim returns the state of a container that is about to be created. If its devices are ready, it counts as running from then
 	// on.
 	Claim(device.Running) device.Readiness
+	// Readiness returns the state of a container, as Claim does, and claims nothing.
+	Readiness(device.Container) device.Readiness
 	// Unclaim withdraws the claim of a container that is not created.
 	Unclaim(device.Running)
 	// Refused records why a container with devices was refused. lapsed: the host lacks something that the grant names, and the
@@ -97,6 +99,8 @@ type plugin struct {
 	redirect      *Redirect // nil: off
 	dirs          Directories
 	rules         Rules // nil: a plugin may grant anything
+	grants        *Grants
+	claimFiles    ClaimFiles // nil: no claims are served
 	maxWait       time.Duration
 	log           *slog.Logger
 	metrics       *metrics

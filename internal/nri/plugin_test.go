@@ -66,6 +66,12 @@ func (w *harness) Claim(r device.Running) device.Readiness {
 	return st
 }
 
+func (w *harness) Readiness(c device.Container) device.Readiness {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.stands[c]
+}
+
 func (w *harness) Unclaim(device.Running) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -156,7 +162,7 @@ func newPlugin(t testing.TB) (*plugin, *harness) {
 	w := &harness{fetch: func(context.Context) error { return errors.New("the API server is away") }}
 	p := &plugin{present: &sandboxes{}, allocator: w, runtime: w, pods: w, notifier: w, redirect: &Redirect{From: "/k/device-plugins", To: "/d"}, dirs: w, maxWait: 100 * time.Millisecond,
 		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }, new(notRedirected).count),
-		hostChecks: newLooks(), hooks: &hooks{}, notRedirected: &notRedirected{}, features: new(atomic.Pointer[features]), synced: func() {}}
+		hostChecks: newLooks(), hooks: &hooks{}, notRedirected: &notRedirected{}, features: new(atomic.Pointer[features]), grants: NewGrants(nil, slog.New(slog.DiscardHandler)), synced: func() {}}
 	if _, err := p.Configure(context.Background(), "", "containerd", "v2.4.2"); err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +181,7 @@ func container() *api.Container {
 }
 
 func ready() device.Readiness {
-	return device.Readiness{State: device.Ready, Env: []string{"FROM_POD"}, Assignment: device.Assignment{Container: main, Shares: []device.Share{{
+	return device.Readiness{State: device.Ready, Demand: device.Demand{Env: []string{"FROM_POD"}}, Assignment: device.Assignment{Container: main, Shares: []device.Share{{
 		Resource: "a.com/x", IDs: []device.ID{"1", "2"},
 		Grant: device.Grant{
 			Env:         map[string]string{"FROM_IMAGE": "2", "FROM_POD": "2", "NEW": "2"},

@@ -96,7 +96,7 @@ func TestRuntimes_MountOverTheRuntimesFiles_IsMade(t *testing.T) {
 func TestRuntimes_VariableInCommandLine_IsReplacedOrRefused(t *testing.T) {
 	t.Parallel()
 	st := readyWith(device.Grant{Env: map[string]string{"GPU": "7"}})
-	st.Refs = []string{"GPU"}
+	st.Demand.Refs = []string{"GPU"}
 	for runtime, works := range map[[2]string]bool{containerd17: false, containerd20: false, containerd21: false, containerd22: true, crio133: false, crio136: true} {
 		ctr := container()
 		ctr.Args = []string{"run", "$(GPU)"}

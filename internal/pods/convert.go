@@ -3,6 +3,7 @@ package pods
 import (
 	"maps"
 	"math"
+	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -46,7 +47,7 @@ func (r reader) pod(obj any) (podState, bool) {
 		ended:   ended(p),
 		demand: device.PodDemand{
 			Pod:     device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name},
-			Created: p.CreationTimestamp.Time, Admitted: admitted(p), Movable: movable(p),
+			Created: p.CreationTimestamp.Time, Admitted: admitted(p), Movable: movable(p), UserNamespace: p.Spec.HostUsers != nil && !*p.Spec.HostUsers,
 			Mirror: mirrored(p) && p.Annotations[resourcesKey] != "", Group: group(p),
 		},
 	}
@@ -180,10 +181,14 @@ func (r reader) demands(p *corev1.Pod) []device.Demand {
 			return
 		}
 		env := variables(c)
-		all = append(all, device.Demand{
+		d := device.Demand{
 			Container: device.Container{Pod: uid(p), Name: c.Name},
 			Kind:      kind, Wants: wants, Env: env, Refs: references(c, env), Claims: claims,
-		})
+		}
+		if len(claims) > 0 {
+			d.Volumes = volumes(c)
+		}
+		all = append(all, d)
 	}
 	for i := range p.Spec.InitContainers {
 		c := &p.Spec.InitContainers[i]
@@ -196,6 +201,18 @@ func (r reader) demands(p *corev1.Pod) []device.Demand {
 		limit(p, all)
 	}
 	return all
+}
+
+// volumes returns the paths of the pod's volumes in a container, ascending.
+func volumes(c *corev1.Container) (all []string) {
+	for _, m := range c.VolumeMounts {
+		all = append(all, path.Clean(m.MountPath))
+	}
+	for _, d := range c.VolumeDevices {
+		all = append(all, path.Clean(d.DevicePath))
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // wants returns the extended resources of one container, or nil if it requests none.

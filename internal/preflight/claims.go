@@ -17,7 +17,8 @@ const maxClaimDevices = 32
 // Claims is Dynamic Resource Allocation: what the node and the API server have for dra.resources.
 type Claims struct {
 	kube.ClaimAccess
-	Err error // why the API server's part is not known
+	Err    error  // why the API server's part is not known
+	CDIDir string // dra.cdiDir
 	// Resources are those of this node that dra.resources names, with the number of their devices; 0: not known.
 	Resources map[device.ResourceName]int
 }
@@ -85,8 +86,34 @@ func (j *judge) claims(f Facts) {
 		j.warn(check, "enable the feature gate DRAExtendedResource on the API server, the scheduler and the kubelet, and DRADeviceTaints on the API server and the scheduler; or use Kubernetes 1.36 or later",
 			"with Kubernetes %s pods cannot request the resources as before, and devices have no taints, unless two feature gates are enabled: the API server does not show whether they are", release(c.Release))
 	}
+	j.cdiFiles(f)
 	j.classes(f)
 	j.lost(f)
+}
+
+// cdiFiles judges whether the runtime reads the CDI files of claims.
+func (j *judge) cdiFiles(f Facts) {
+	r, dir := f.Runtime, f.Claims.CDIDir
+	const check = "cdi files"
+	switch same := func(of string) bool { return real(of) == real(dir) }; {
+	case r.Err != nil:
+	case r.CDIOff:
+		j.fail(check, "set enable_cdi = true in [plugins.'io.containerd.cri.v1.runtime'] (containerd 1: [plugins.\"io.containerd.grpc.v1.cri\"]), and "+restart,
+			"CDI is off in %s's configuration: containers with claims do not start", r.Name)
+	case r.CDIDirs != nil && !slices.ContainsFunc(r.CDIDirs, same):
+		j.fail(check, "set dra.cdiDir to one of these that is in memory, such as /var/run/cdi, or add it to cdi_spec_dirs",
+			"%s looks for CDI specifications in %s, and devmgrd writes those of claims in %s (dra.cdiDir): containers with claims do not start", r.Name, strings.Join(r.CDIDirs, " and "), dir)
+	case r.CDIDirs != nil:
+		j.ok(check, "%s reads those of claims in %s", r.Name, dir)
+	}
+}
+
+// real returns a directory's path without links.
+func real(dir string) string {
+	if path, err := filepath.EvalSymlinks(dir); err == nil {
+		return path
+	}
+	return filepath.Clean(dir)
 }
 
 // classes judges which resources pods can request as before.

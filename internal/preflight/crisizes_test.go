@@ -65,7 +65,8 @@ func (r runtime) Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse,
 	handler := func(name string, userNamespaces bool) *v1.RuntimeHandler {
 		return &v1.RuntimeHandler{Name: name, Features: &v1.RuntimeHandlerFeatures{UserNamespaces: userNamespaces}}
 	}
-	return &v1.StatusResponse{RuntimeHandlers: []*v1.RuntimeHandler{handler("kata", !r.maps), handler("runc", r.maps), handler("", r.maps)}}, nil
+	config := `{"enableCDI":false,"cdiSpecDirs":["/etc/cdi","/var/run/cdi"]}`
+	return &v1.StatusResponse{Info: map[string]string{"config": config}, RuntimeHandlers: []*v1.RuntimeHandler{handler("kata", !r.maps), handler("runc", r.maps), handler("", r.maps)}}, nil
 }
 
 // Of the runtime's handlers the default one counts.
@@ -80,7 +81,7 @@ func TestAskRuntime_DefaultHandler_UserNamespacesAreReported(t *testing.T) {
 		v1.RegisterRuntimeServiceServer(s, runtime{t: t, maps: maps})
 		go s.Serve(listener)
 		t.Cleanup(s.Stop)
-		if r, err := askRuntime(t.Context(), path); err != nil || r.UserNamespaces != maps {
+		if r, err := askRuntime(t.Context(), path); err != nil || r.UserNamespaces != maps || !r.CDIOff || len(r.CDIDirs) != 2 {
 			t.Errorf("%+v, %v, want user namespaces: %v", r, err, maps)
 		}
 	}

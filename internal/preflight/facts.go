@@ -84,6 +84,8 @@ type Runtime struct {
 	Systemd       bool      // systemd creates their cgroups
 	// UserNamespaces: the runtime reports that its default handler runs pods with a user namespace of their own, and maps mounts into it.
 	UserNamespaces bool
+	CDIOff         bool     // it adds no CDI devices to containers
+	CDIDirs        []string // in which it looks for CDI specifications; nil: not reported
 	args           []string // of its process
 	Err            error
 

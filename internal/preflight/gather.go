@@ -357,7 +357,7 @@ func (l gatherer) readClaims(ctx context.Context, f *Facts, node kube.Access) {
 	if len(l.config.DRA.Resources) == 0 {
 		return
 	}
-	f.Claims = &Claims{}
+	f.Claims = &Claims{CDIDir: l.config.DRA.CDIDir}
 	client, err := kube.ConnectResource(l.config.Kubernetes.Kubeconfig, version.Get().Version)
 	if err == nil {
 		f.Claims.ClaimAccess, err = kube.ClaimRights(ctx, client, l.config.NodeName, dra.Driver, node.Pods)

@@ -151,7 +151,8 @@ func TestRBAC_DefaultFile_NoEviction(t *testing.T) {
 	}
 }
 
-// TestDaemonSetDRA holds that the patch mounts the two directories in which devmgrd makes its sockets as a DRA driver, and no other.
+// TestDaemonSetDRA holds that the patch mounts the two directories in which devmgrd makes its sockets as a DRA driver and the one for
+// CDI files, and no other.
 func TestDaemonSetDRA(t *testing.T) {
 	var set appsv1.DaemonSet
 	if err := yaml.UnmarshalStrict([]byte(DaemonSetDRA), &set); err != nil {
@@ -175,7 +176,9 @@ func TestDaemonSetDRA(t *testing.T) {
 			t.Errorf("the mount %+v, want it writable and private", m)
 		}
 	}
-	volumes := map[string]string{}
+	const cdi = "cdi-dynamic" // a volume of daemonset.yaml, which is mounted read-only there
+	want[cdi] = c.DRA.CDIDir
+	volumes := map[string]string{cdi: c.DRA.CDIDir}
 	for _, v := range pod.Volumes {
 		volumes[v.Name] = v.HostPath.Path
 	}

@@ -55,6 +55,9 @@ func newPlan(seed uint64, kubelet bool) plan {
 	return p
 }
 
+// closed reports whether all pods have their devices by claims, so that no policy has to keep containers from starting while devmgrd is away.
+func (p plan) closed() bool { return p.begins && len(p.moves) == 0 }
+
 // step returns the dice of the next step.
 func (p plan) step() *rand.Rand { return rand.New(rand.NewPCG(p.dice.Uint64(), 0)) }
 
@@ -66,6 +69,9 @@ func (p plan) String() string {
 	}
 	if p.claims {
 		text += ", dra.hold is " + p.hold
+	}
+	if p.closed() {
+		text += ", and there is no policy"
 	}
 	for _, step := range slices.Sorted(maps.Keys(p.moves)) {
 		text += fmt.Sprintf("; it is moved after step %d", step)

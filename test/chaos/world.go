@@ -206,7 +206,10 @@ func (w *world) startNode(ctx context.Context, shape cluster.Options, self strin
 	w.Cluster, w.node, w.devmgrd = n.Cluster, n, n.Devmgrd
 	w.openers = cluster.NewProcess("openers", filepath.Join(w.LogDir(), "openers.log"), w.node.Command(ctx, "openers", "--config", settingsFile).Args, nil)
 	w.claims = newClaimView(w)
-	return errors.Join(w.openers.Start(ctx), n.FailClosed(ctx), w.addClaims(ctx), w.addBlock(ctx))
+	if !w.plan.closed() {
+		err = n.FailClosed(ctx)
+	}
+	return errors.Join(err, w.openers.Start(ctx), w.addClaims(ctx), w.addBlock(ctx))
 }
 
 // watch starts those who look whether all is right, and the keeper.

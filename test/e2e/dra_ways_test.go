@@ -93,13 +93,16 @@ func TestDRA_EachWayToADevice_ContainersHaveWhatTheirClaimsName(t *testing.T) {
 			return p
 		}(), map[string]int{"init": 1, "main": 1}},
 	}
+	// The static pod comes first: the scheduler does not know of it, and might choose its device at the same moment.
+	static := of(limited("main"))
+	static.Name, static.Annotations = "annotated", map[string]string{"devmgrd.io/resources": `{"main":{"` + gpu + `":1}}`}
+	mirror := r.static(static)
+	r.running(mirror)
+	r.until("the static pod's device is in no slice", func() bool { return len(r.sliced()) == 39 })
 	for name, way := range ways {
 		way.pod.Name = name
 		r.must(r.Create(r.ctx, way.pod))
 	}
-	static := of(limited("main"))
-	static.Name, static.Annotations = "annotated", map[string]string{"devmgrd.io/resources": `{"main":{"` + gpu + `":1}}`}
-	mirror := r.static(static)
 
 	holders := map[string]string{}
 	for name, way := range ways {

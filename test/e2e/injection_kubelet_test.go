@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -123,6 +124,79 @@ func sameAsTheKubelet(t *testing.T, claims bool) {
 	r.compareTwins(t, all)
 	for _, s := range sharings {
 		t.Run(s.name, func(t *testing.T) { r.compareSharing(t, s) })
+	}
+	if claims {
+		t.Run("while devmgrd is away", func(t *testing.T) { r.compareAlone(t, all) })
+	}
+}
+
+// guarded are the twins whose containers are not created while devmgrd is away: a CDI file cannot say what they get.
+var guarded = []string{}
+
+// compareAlone compares the containers of twins that are created while devmgrd is away. Those that need it wait until it is back.
+func (b *pair) compareAlone(t *testing.T, all []twin) {
+	b = &pair{harness: b.in(t), plugins: b.plugins, claims: b.claims}
+	const dir = "/run/hold"
+	b.must(os.MkdirAll(dir, 0o755))
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	groups := share(slices.DeleteFunc(slices.Clone(all), func(w twin) bool { return w.fails != "" || w.lacks() != "" }))
+	name := func(g twins) string { return podName(g[0].name, byDevmgrd) + "-alone" }
+	pods := map[string]*corev1.Pod{}
+	for _, g := range groups {
+		_ = b.Delete(b.ctx, podName(g[0].name, byDevmgrd))
+		p := g.make(byDevmgrd)
+		p.Name = name(g)
+		hold := node.Pod("", "", 0, "wait-file", dir+"/go").Spec.Containers[0]
+		hold.Name, hold.VolumeMounts = "hold", []corev1.VolumeMount{{Name: "hold", MountPath: dir}}
+		p.Spec.InitContainers = append([]corev1.Container{hold}, p.Spec.InitContainers...)
+		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "hold", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir}}})
+		b.must(b.Create(b.ctx, p))
+	}
+	see := func(g twins, enough func(corev1.PodStatus) bool) {
+		b.must(b.WaitPod(b.soon(), metav1.NamespaceDefault, name(g), func(p *corev1.Pod) (bool, error) {
+			pods[name(g)] = p
+			return enough(p.Status), nil
+		}))
+	}
+	for _, g := range groups {
+		see(g, func(s corev1.PodStatus) bool {
+			return len(s.InitContainerStatuses) > 0 && s.InitContainerStatuses[0].State.Running != nil
+		})
+	}
+	b.must(b.Devmgrd.Kill())
+	b.must(os.WriteFile(dir+"/go", nil, 0o644))
+	alone := map[string]bool{}
+	var waiting []string
+	for _, g := range groups {
+		see(g, func(s corev1.PodStatus) bool {
+			return !slices.ContainsFunc(s.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+				return c.State.Terminated == nil && (c.State.Waiting == nil || c.State.Waiting.Reason != "CreateContainerError")
+			})
+		})
+		for _, c := range pods[name(g)].Status.ContainerStatuses {
+			if alone[c.Name] = c.State.Terminated != nil; !alone[c.Name] {
+				waiting = append(waiting, c.Name)
+			}
+		}
+	}
+	slices.Sort(waiting)
+	if !slices.Equal(waiting, guarded) {
+		t.Errorf("these wait for devmgrd: %q, want %q", waiting, guarded)
+	}
+	b.must(b.StartDevmgrd(b.soon()))
+	for _, g := range groups {
+		see(g, func(s corev1.PodStatus) bool { return s.Phase == corev1.PodSucceeded || s.Phase == corev1.PodFailed })
+		kubelets, err := b.WaitPhase(b.soon(), podName(g[0].name, byKubelet), corev1.PodSucceeded)
+		b.must(err)
+		for _, w := range g {
+			t.Run(w.name, func(t *testing.T) {
+				theirs, err := b.look(b.ctx, kubelets, w.name)
+				b.must(err)
+				ours, err := b.look(b.ctx, pods[name(g)], w.name)
+				b.must(err)
+				b.same(t, w, theirs, ours, !alone[w.name])
+			})
+		}
 	}
 }
 
@@ -297,12 +371,20 @@ func (b *pair) compare(t *testing.T, pair string, w twin) {
 		})
 		return
 	}
-	ours := see(byDevmgrd)
+	b.same(t, w, kubelets, see(byDevmgrd), true)
+}
+
+// same compares what a container has by the kubelet with what it has by devmgrd.
+func (b *pair) same(t *testing.T, w twin, kubelets, ours view, stamped bool) {
+	t.Helper()
 	var held []string
 	for i := range w.answers {
 		held = append(held, fmt.Sprintf(`"DOMAIN/%s":["dev-000000"]`, w.resource(i)))
 	}
-	want := append([]string{"+annotation devmgrd.io/assignment={" + strings.Join(held, ",") + "}"}, w.differs...)
+	want := slices.Clone(w.differs)
+	if stamped {
+		want = append(want, "+annotation devmgrd.io/assignment={"+strings.Join(held, ",")+"}")
+	}
 	got := slices.DeleteFunc(differences(kubelets, ours), func(d string) bool {
 		return slices.ContainsFunc(w.lot, func(begin string) bool { return strings.HasPrefix(d[1:], begin) })
 	})

@@ -1,0 +1,492 @@
+package cdi_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	library "tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/devmgrd/devmgrd/internal/cdi"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+)
+
+const gpu = device.ResourceName("vendor.example/gpu")
+
+// A node is an allocator, what its containers get, and a directory of CDI files.
+type node struct {
+	t   testing.TB
+	dir string
+
+	mu       sync.Mutex
+	stands   map[device.Container]device.Readiness
+	grants   map[device.Container]map[device.ClaimRequest]cdi.Grant // missing: the container needs devmgrd
+	changes  []device.Change
+	updated  chan struct{}
+	messages strings.Builder
+}
+
+func newNode(t testing.TB) *node {
+	return &node{t: t, dir: t.TempDir(), stands: map[device.Container]device.Readiness{}, grants: map[device.Container]map[device.ClaimRequest]cdi.Grant{}, updated: make(chan struct{})}
+}
+
+func (n *node) Readiness(c device.Container) device.Readiness {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.stands[c]
+}
+
+func (n *node) Snapshot() *device.Snapshot {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s := &device.Snapshot{Revision: uint64(len(n.changes))}
+	for c, st := range n.stands {
+		s.Pods = append(s.Pods, device.PodStatus{PodAllocation: allocation(c), Demands: []device.Demand{st.Demand}})
+	}
+	return s
+}
+
+func (n *node) ChangesSince(revision uint64, _ int) ([]device.Change, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.changes[revision:]), true
+}
+
+func (n *node) Updated() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.updated
+}
+
+func (n *node) Grants(_ context.Context, st device.Readiness) (map[device.ClaimRequest]cdi.Grant, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if got := n.grants[st.Assignment.Container]; got != nil {
+		return maps.Clone(got), nil
+	}
+	return nil, errors.New("a file cannot say what it gets")
+}
+
+func allocation(c device.Container) *device.PodAllocation {
+	return &device.PodAllocation{Pod: device.Pod{UID: c.Pod}, Active: true, Assignments: []device.Assignment{{Container: c}}}
+}
+
+// give has a container get something by each request of a claim; nothing: it needs devmgrd.
+func (n *node) give(c device.Container, claim device.ClaimUID, env map[string]string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	st := device.Readiness{State: device.Ready, Assignment: device.Assignment{Container: c}, Demand: device.Demand{Container: c, Requests: map[device.ResourceName][]device.ClaimRequest{}}}
+	delete(n.grants, c)
+	for request, value := range env {
+		of := device.ClaimRequest{Claim: claim, Request: request}
+		st.Demand.Requests[gpu] = append(st.Demand.Requests[gpu], of)
+		if value == "" {
+			continue
+		}
+		if n.grants[c] == nil {
+			n.grants[c] = map[device.ClaimRequest]cdi.Grant{}
+		}
+		n.grants[c][of] = grant(value)
+	}
+	n.stands[c] = st
+	n.changeLocked(device.Change{After: allocation(c)})
+}
+
+// grant is what a plugin grants: a variable, a mount and a device node.
+func grant(value string) cdi.Grant {
+	mode, id := fs.FileMode(0o620), uint32(5)
+	return cdi.Grant{Edits: cdi.Edits{
+		Env:         []string{"GPU=" + value},
+		Mounts:      []*specs.Mount{{HostPath: "/usr", ContainerPath: "/opt/gpu", Type: "bind", Options: []string{"rbind", "rprivate", "ro"}}},
+		DeviceNodes: []*specs.DeviceNode{{Path: "/dev/gpu0", HostPath: "/dev/zero", FileMode: &mode, UID: &id, GID: &id, Permissions: "r"}},
+	}}
+}
+
+// end ends a pod: its devices are free.
+func (n *node) end(c device.Container) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.stands, c)
+	n.changeLocked(device.Change{Before: allocation(c)})
+}
+
+func (n *node) changeLocked(c device.Change) {
+	c.Revision = uint64(len(n.changes)) + 1
+	n.changes = append(n.changes, c)
+	close(n.updated)
+	n.updated = make(chan struct{})
+}
+
+func (n *node) Write(text []byte) (int, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.messages.Write(text)
+}
+
+func (n *node) logged(text string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return strings.Contains(n.messages.String(), text)
+}
+
+// open returns the node's files, which do not follow changes.
+func (n *node) open(boot string) *cdi.Files {
+	n.t.Helper()
+	f, err := cdi.New(cdi.Config{Dir: n.dir, Boot: boot, Allocator: n, Grants: n, Log: slog.New(slog.NewTextHandler(n, nil))})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return f
+}
+
+// run has files follow changes until the test or the returned function ends that.
+func (n *node) run(f *cdi.Files) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := f.Run(ctx); err != nil {
+			n.t.Error(err)
+		}
+	}()
+	stop = func() { cancel(); <-ended }
+	n.t.Cleanup(stop)
+	return stop
+}
+
+// inject does what a runtime does with the CDI devices of a container. It returns the container's specification.
+func (n *node) inject(names ...string) (*oci.Spec, error) {
+	n.t.Helper()
+	c, err := library.NewCache(library.WithSpecDirs(n.dir), library.WithAutoRefresh(false))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if err := c.Refresh(); err != nil {
+		n.t.Errorf("the library finds mistakes: %v", err)
+	}
+	spec := &oci.Spec{Process: &oci.Process{User: oci.User{UID: 1000, GID: 1000}}, Linux: &oci.Linux{}}
+	_, err = c.InjectDevices(spec, names...)
+	return spec, err
+}
+
+// gets says what a container gets by CDI devices: its variables, "guard", or the error.
+func (n *node) gets(names ...string) string {
+	n.t.Helper()
+	spec, err := n.inject(names...)
+	if err != nil {
+		return err.Error()
+	}
+	for _, m := range spec.Mounts {
+		if _, is := cdi.Guarded(m.Destination); is {
+			if _, err := os.Stat(m.Source); err == nil {
+				n.t.Errorf("the guard's source %s exists", m.Source)
+			}
+			return strings.Join(append(spec.Process.Env, "guard"), " ")
+		}
+	}
+	return strings.Join(spec.Process.Env, " ")
+}
+
+var (
+	one = device.Container{Pod: "uid-1", Name: "main"}
+	two = device.Container{Pod: "uid-2", Name: "main"}
+)
+
+func claim(users ...device.Container) cdi.Claim {
+	return cdi.Claim{UID: "claim-1", Users: users, Devices: []cdi.Device{
+		{Request: "a", Name: "dev-0", Resource: gpu, ID: "0"}, {Request: "a", Name: "dev-1", Resource: gpu, ID: "1"}, {Request: "b", Name: "dev-2", Resource: gpu, ID: "2"},
+	}}
+}
+
+const (
+	a0, a1, b2 = "devmgrd.io/claim=claim-1_a_dev-0", "devmgrd.io/claim=claim-1_a_dev-1", "devmgrd.io/claim=claim-1_b_dev-2"
+)
+
+func prepare(t testing.TB, f *cdi.Files, users ...device.Container) {
+	t.Helper()
+	names, err := f.Prepare(t.Context(), claim(users...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := slices.Concat(names...); !slices.Equal(got, []string{a0, a1, b2}) {
+		t.Errorf("the kubelet has %v", got)
+	}
+}
+
+func TestPrepare_GrantOfOneRequest_IsInTheFile(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.give(one, "claim-1", map[string]string{"a": "0,1"})
+	f := n.open("boot")
+	prepare(t, f, one)
+	spec, err := n.inject(a0, a1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(spec.Process.Env, []string{"GPU=0,1"}) {
+		t.Errorf("variables %v", spec.Process.Env)
+	}
+	if len(spec.Mounts) != 1 || spec.Mounts[0].Source != "/usr" || spec.Mounts[0].Destination != "/opt/gpu" || !slices.Equal(spec.Mounts[0].Options, []string{"rbind", "rprivate", "ro"}) {
+		t.Errorf("mounts %+v", spec.Mounts)
+	}
+	nodes := map[string]oci.LinuxDevice{}
+	for _, d := range spec.Linux.Devices {
+		nodes[d.Path] = d
+	}
+	if d := nodes["/dev/gpu0"]; len(nodes) != 2 || d.Major != 1 || d.Minor != 5 || *d.FileMode != 0o620 || *d.UID != 5 || *d.GID != 5 {
+		t.Errorf("device nodes %+v", nodes)
+	}
+	if d := nodes["/dev/null"]; d.Major != 1 || d.Minor != 3 || *d.FileMode != 0o666 || *d.UID != 0 {
+		t.Errorf("/dev/null is %+v", d)
+	}
+	var rules []string
+	for _, r := range spec.Linux.Resources.Devices {
+		rules = append(rules, r.Access)
+	}
+	if !slices.Equal(rules, []string{"r", "rw", "rw"}) {
+		t.Errorf("rules %v", rules)
+	}
+	if got := n.gets(b2); got != "guard" {
+		t.Errorf("by a request that no container uses a container gets %q", got)
+	}
+	files, err := os.ReadDir(n.dir)
+	if err != nil || len(files) != 2 {
+		t.Errorf("%d files, %v", len(files), err)
+	}
+	for _, e := range files {
+		if info, err := e.Info(); err != nil || info.Mode() != 0o600 {
+			t.Errorf("%s: %v, %v", e.Name(), info.Mode(), err)
+		}
+	}
+}
+
+// The containers of a request get different things, or something that a file cannot say.
+func TestPrepare_FileCannotSayIt_IsGuard(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		first, second map[string]string
+		want          [2]string // by request
+	}{
+		"equal":                    {map[string]string{"a": "x"}, map[string]string{"a": "x"}, [2]string{"GPU=x", "guard"}},
+		"different":                {map[string]string{"a": "x"}, map[string]string{"a": "y"}, [2]string{"guard", "guard"}},
+		"different requests":       {map[string]string{"a": "x"}, map[string]string{"b": "y"}, [2]string{"GPU=x", "GPU=y"}},
+		"one needs devmgrd":        {map[string]string{"a": "x"}, map[string]string{"a": ""}, [2]string{"guard", "guard"}},
+		"the other one needs it":   {map[string]string{"a": ""}, map[string]string{"a": "x"}, [2]string{"guard", "guard"}},
+		"one has both":             {map[string]string{"a": "", "b": ""}, map[string]string{"b": "y"}, [2]string{"guard", "guard"}},
+		"a user without its state": {map[string]string{"a": "x"}, nil, [2]string{"GPU=x", "guard"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.give(one, "claim-1", test.first)
+			if test.second != nil {
+				n.give(two, "claim-1", test.second)
+			}
+			f := n.open("boot")
+			prepare(t, f, one, two)
+			if got := [2]string{n.gets(a0, a1), n.gets(b2)}; got != test.want {
+				t.Errorf("containers get %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// A file changes once at most: to the guard.
+func TestFile_GrantChanges_BecomesGuard(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*node, *cdi.Files){
+		"another pod gets something else": func(n *node, _ *cdi.Files) { n.give(two, "claim-1", map[string]string{"a": "y"}) },
+		"another pod needs devmgrd":       func(n *node, _ *cdi.Files) { n.give(two, "claim-1", map[string]string{"a": ""}) },
+		"the plugin grants something else": func(n *node, _ *cdi.Files) {
+			n.give(one, "claim-1", map[string]string{"a": "y"})
+		},
+		"the hook has found a difference": func(n *node, f *cdi.Files) {
+			n.mu.Lock()
+			n.grants[one] = nil
+			n.mu.Unlock()
+			f.Outdated(one)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.give(one, "claim-1", map[string]string{"a": "x"})
+			f := n.open("boot")
+			n.run(f)
+			prepare(t, f, one)
+			n.give(one, "claim-1", map[string]string{"a": "x"}) // nothing new
+			change(n, f)
+			plugintest.Eventually(t, "the file is a guard", func() bool { return n.gets(a0) == "guard" })
+			if one, there := f.File(device.ClaimRequest{Claim: "claim-1", Request: "a"}); !there || !one.Guard {
+				t.Errorf("the hook reads %+v", one)
+			}
+			n.give(one, "claim-1", map[string]string{"a": "x"})
+			n.end(two)
+			prepare(t, f, one)
+			if got := n.gets(a0); got != "guard" {
+				t.Errorf("afterwards containers get %q", got)
+			}
+		})
+	}
+}
+
+// The files stay until the devices are free, whatever the kubelet says.
+func TestFile_LastPodEnds_IsRemoved(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.give(one, "claim-1", map[string]string{"a": "x"})
+	n.give(two, "claim-1", map[string]string{"a": "x"})
+	f := n.open("boot")
+	n.run(f)
+	prepare(t, f, one, two)
+	f.Unprepared("claim-1")
+	n.end(one)
+	n.give(device.Container{Pod: "uid-3", Name: "main"}, "claim-3", map[string]string{"a": "x"}) // comes after the end in the order of changes
+	if got := n.gets(a0); got != "GPU=x" {
+		t.Errorf("while a pod has the devices: %q", got)
+	}
+	n.end(two)
+	plugintest.Eventually(t, "the files are gone", func() bool {
+		left, err := os.ReadDir(n.dir)
+		return err == nil && len(left) == 0 && !f.Has("claim-1")
+	})
+	// The pod has ended before the kubelet was answered.
+	prepare(t, f, one)
+	f.Unprepared("claim-1")
+	if left, err := os.ReadDir(n.dir); err != nil || len(left) > 0 {
+		t.Errorf("%d files are left, %v", len(left), err)
+	}
+}
+
+// devmgrd restarts: the files of this boot stay as they are, guards name the new process, and others go.
+func TestNew_FilesOfEarlierProcesses(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.give(one, "claim-1", map[string]string{"a": "x"})
+	prepare(t, n.open("boot"), one)
+	if err := os.WriteFile(filepath.Join(n.dir, "vendor.json"), []byte(`{"cdiVersion":"0.5.0","kind":"vendor.example/gpu","devices":[{"name":"0","containerEdits":{"env":["A=B"]}}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// The guard is of a process that has ended.
+	path := filepath.Join(n.dir, "devmgrd.io-claim_claim-1_b.json")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var guard specs.Spec
+	if err := json.Unmarshal(text, &guard); err != nil {
+		t.Fatal(err)
+	}
+	null := guard.Devices[0].ContainerEdits.DeviceNodes[0]
+	null.Type, null.Major, null.Minor, null.HostPath = "", 0, 0, "/proc/4194305/root/dev/null"
+	if text, err = json.Marshal(guard); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.gets(b2); !strings.Contains(got, "/proc/4194305/root/dev/null") || !strings.Contains(got, "no such file") {
+		t.Errorf("while devmgrd is away a container with a guard gets %q", got)
+	}
+	if err := os.WriteFile(filepath.Join(n.dir, "devmgrd.io-claim_claim-2_a.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f := n.open("boot")
+	stop := n.run(f)
+	f.RuntimeSees(true)
+	plugintest.Eventually(t, "the guard names this process", func() bool {
+		text, err := os.ReadFile(path)
+		return err == nil && strings.Contains(string(text), fmt.Sprintf("/proc/%d/root/dev/null", os.Getpid()))
+	})
+	if a, b := n.gets(a0), n.gets(b2); a != "GPU=x" || b != "guard" {
+		t.Errorf("containers get %q and %q", a, b)
+	}
+	if of, _ := f.File(device.ClaimRequest{Claim: "claim-1", Request: "a"}); of.Guard || !of.Grant.Equal(grant("x")) {
+		t.Errorf("the hook reads %+v", of)
+	}
+	if got := f.Devices([]string{a0, b2, "vendor.example/gpu=0"}); len(got) != 1 || !slices.Equal(got[gpu], []device.ID{"0", "1", "2"}) {
+		t.Errorf("the devices are %v", got)
+	}
+	if _, err := os.Stat(filepath.Join(n.dir, "devmgrd.io-claim_claim-2_a.json")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("an unreadable file is left: %v", err)
+	}
+	stop()
+	// The machine was booted, and the directory is on a disk.
+	if f = n.open("next boot"); f.Has("claim-1") || n.gets("vendor.example/gpu=0") != "A=B" {
+		t.Error("a file of the former boot is left, or another one's is gone")
+	}
+	if got := n.gets(a0); !strings.Contains(got, "unresolvable") {
+		t.Errorf("by a file of the former boot a container gets %q", got)
+	}
+}
+
+// Others remove or change files, or their directory.
+func TestRun_FilesChangedByOthers_AreWrittenAgain(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.dir = filepath.Join(n.dir, "cdi")
+	n.give(one, "claim-1", map[string]string{"a": "x"})
+	f := n.open("boot")
+	n.run(f)
+	prepare(t, f, one)
+	path := filepath.Join(n.dir, "devmgrd.io-claim_claim-1_a.json")
+	for name, spoil := range map[string]func() error{
+		"removed": func() error { return os.Remove(path) },
+		"changed": func() error {
+			text, err := os.ReadFile(path)
+			return errors.Join(err, os.WriteFile(path, []byte(strings.ReplaceAll(string(text), "GPU=x", "GPU=all")), 0o600))
+		},
+		"emptied":           func() error { return os.Truncate(path, 0) },
+		"renamed":           func() error { return os.Rename(path, filepath.Join(n.dir, "x.txt")) },
+		"directory removed": func() error { return os.RemoveAll(n.dir) },
+	} {
+		if err := spoil(); err != nil {
+			t.Fatal(err)
+		}
+		plugintest.Eventually(t, name+": the file is back", func() bool {
+			text, err := os.ReadFile(path)
+			return err == nil && strings.Contains(string(text), "GPU=x")
+		})
+	}
+	if !n.logged("was changed or removed") {
+		t.Error("nothing is logged")
+	}
+}
+
+// The directory cannot be written: the kubelet is refused, with a reason, and is answered later.
+func TestPrepare_DirectoryCannotBeWritten_Fails(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.dir = filepath.Join(n.dir, "cdi")
+	if err := os.WriteFile(n.dir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.give(one, "claim-1", map[string]string{"a": "x"})
+	f := n.open("boot")
+	if _, err := f.Prepare(t.Context(), claim(one)); err == nil || !strings.Contains(err.Error(), "(dra.cdiDir)") || f.Has("claim-1") {
+		t.Errorf("Prepare: %v", err)
+	}
+	if f.Check() == nil {
+		t.Error("readiness does not say so")
+	}
+	if err := os.Remove(n.dir); err != nil {
+		t.Fatal(err)
+	}
+	prepare(t, f, one)
+	if err := f.Check(); err != nil {
+		t.Error(err)
+	}
+}

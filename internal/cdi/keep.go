@@ -1,0 +1,194 @@
+package cdi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+const (
+	lull                  = 20 * time.Millisecond // from the first event of a burst to the look at the directory
+	firstWrite, lastWrite = 200 * time.Millisecond, 30 * time.Second
+	firstWatch, lastWatch = time.Second, time.Minute
+	mostChanges           = 1024 // of the allocator, that are read at once
+)
+
+// Run keeps the files as they should be until ctx ends, which is not an error: they follow what plugins grant and which pods there are, and are
+// written again when another process has changed them. When it ends, the files stay.
+func (f *Files) Run(ctx context.Context) error {
+	revision := f.catchUp()
+	events, endWatch := f.watch()
+	defer func() { endWatch() }()
+	writes, watches := backoff.Backoff{First: firstWrite, Last: lastWrite}, backoff.Backoff{First: firstWatch, Last: lastWatch}
+	var look, again, rewatch <-chan time.Time
+	look = time.After(0) // what happened before the watch
+	for {
+		updated := f.Allocator.Updated() // before anything is read
+		revision = f.follow(revision)
+		f.compareAll(ctx)
+		f.mu.Lock()
+		failed, stale := len(f.unwritten) > 0, f.stale
+		f.stale = false
+		f.mu.Unlock()
+		if stale {
+			f.restore(true)
+		}
+		switch {
+		case !failed:
+			again = nil
+			writes.Reset()
+		case again == nil:
+			again = time.After(writes.Next())
+		}
+		if events == nil && rewatch == nil {
+			rewatch = time.After(watches.Next())
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-updated:
+		case <-f.kick:
+		case e, open := <-events:
+			if _, ours := requestOf(filepath.Base(e.Name)); look == nil && (ours || !open || e.Name == f.Dir) {
+				look = time.After(lull)
+			}
+			if !open || e.Name == f.Dir && e.Has(fsnotify.Remove|fsnotify.Rename) {
+				endWatch()
+				events, endWatch = f.watch()
+			}
+		case <-look:
+			look = nil
+			f.restore(false)
+		case <-again:
+			again = nil
+			f.restore(false)
+		case <-rewatch:
+			rewatch = nil
+			if events, endWatch = f.watch(); events != nil {
+				watches.Reset()
+				look = time.After(0)
+			}
+		}
+	}
+}
+
+// watch follows the directory, and makes it if it is missing. Without events the directory is looked at as often as the watch is tried.
+func (f *Files) watch() (events <-chan fsnotify.Event, end func()) {
+	w, err := fsnotify.NewWatcher()
+	if err == nil {
+		if err = os.MkdirAll(f.Dir, 0o755); err == nil {
+			err = w.Add(f.Dir)
+		}
+		if err != nil {
+			w.Close()
+		}
+	}
+	if err != nil {
+		f.Log.Warn("cannot watch the directory of CDI files; looking at it now and then", "dir", f.Dir, "err", err)
+		return nil, func() {}
+	}
+	return w.Events, func() { w.Close() }
+}
+
+// outdate has the files of a pod's containers compared.
+func (f *Files) outdate(p *device.PodAllocation) {
+	for _, as := range p.Assignments {
+		f.Outdated(as.Container)
+	}
+}
+
+// follow takes over the allocator's changes since a revision, and returns the latest.
+func (f *Files) follow(revision uint64) uint64 {
+	for {
+		changes, complete := f.Allocator.ChangesSince(revision, mostChanges)
+		if !complete {
+			return f.catchUp()
+		}
+		for _, c := range changes {
+			revision = c.Revision
+			if c.After == nil {
+				f.gone(c.Before.Pod.UID)
+			} else {
+				f.outdate(c.After)
+			}
+		}
+		if len(changes) < mostChanges {
+			return revision
+		}
+	}
+}
+
+// catchUp takes over all pods, and forgets the others. It returns the revision at which follow continues.
+func (f *Files) catchUp() (revision uint64) {
+	s := f.Allocator.Snapshot()
+	present := map[device.PodUID]bool{}
+	for _, p := range s.Pods {
+		present[p.Pod.UID] = true
+		f.outdate(p.PodAllocation)
+	}
+	gone := map[device.PodUID]bool{}
+	f.mu.Lock()
+	for _, users := range f.users {
+		for uid := range users {
+			gone[uid] = gone[uid] || !present[uid]
+		}
+	}
+	f.mu.Unlock()
+	for uid, is := range gone {
+		if is {
+			f.gone(uid)
+		}
+	}
+	return s.Revision
+}
+
+// compareAll compares the files of the containers that may get something else now.
+func (f *Files) compareAll(ctx context.Context) {
+	f.mu.Lock()
+	all := slices.Collect(maps.Keys(f.outdated))
+	clear(f.outdated)
+	f.mu.Unlock()
+	for _, c := range all {
+		f.compare(ctx, c)
+	}
+}
+
+// content returns what a file has to contain.
+func (f *Files) content(one *File) ([]byte, bool) {
+	s, err := one.spec(f.Boot, f.pid.Load())
+	if err != nil {
+		return nil, false
+	}
+	text, err := json.Marshal(s) // as the library writes it
+	return text, err == nil
+}
+
+// restore writes the files again that are missing, or that say something else. stale: the guards name another process.
+func (f *Files) restore(stale bool) {
+	f.writing.Lock()
+	defer f.writing.Unlock()
+	for _, of := range f.sorted(func(device.ClaimRequest) bool { return true }) {
+		one, _ := f.File(of)
+		path := filepath.Join(f.Dir, fileName(of))
+		is, err := os.ReadFile(path)
+		if want, ok := f.content(&one); ok && err == nil && bytes.Equal(is, want) {
+			continue
+		}
+		if !stale || !one.Guard || err != nil {
+			f.Log.Warn("CDI file of a claim was changed or removed; writing it again", "path", path, "err", err)
+		}
+		if err := f.put(&one); err != nil {
+			f.Log.Error("cannot write CDI file of a claim", "err", err)
+		}
+	}
+}

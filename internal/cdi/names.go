@@ -1,0 +1,80 @@
+package cdi
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Kind is the kind of the CDI devices of claims: VENDOR/CLASS.
+const Kind = "devmgrd.io/claim"
+
+// separator stands between the parts of a device's name. Neither a UID nor a request, which is a DNS label, has one.
+const separator = "_"
+
+// DeviceName returns the CDI device of a device that the scheduler has chosen for a request. name is the device's name in its ResourceSlice. The kubelet
+// shows it in the pod's status as the ID of the device.
+func DeviceName(of device.ClaimRequest, name string) string {
+	return Kind + "=" + deviceName(of, name)
+}
+
+func deviceName(of device.ClaimRequest, name string) string {
+	return string(of.Claim) + separator + of.Request + separator + name
+}
+
+// Request returns the request of a CDI device; false: it is not a device of a claim.
+func Request(qualified string) (device.ClaimRequest, bool) {
+	name, ours := strings.CutPrefix(qualified, Kind+"=")
+	parts := strings.SplitN(name, separator, 3)
+	if !ours || len(parts) != 3 {
+		return device.ClaimRequest{}, false
+	}
+	return device.ClaimRequest{Claim: device.ClaimUID(parts[0]), Request: parts[1]}, true
+}
+
+const (
+	filePrefix = "devmgrd.io-claim_"
+	fileSuffix = ".json"
+)
+
+// fileName returns the name of a request's file.
+func fileName(of device.ClaimRequest) string {
+	return filePrefix + string(of.Claim) + separator + of.Request + fileSuffix
+}
+
+// requestOf returns the request of a file; false: it is not one of these files.
+func requestOf(file string) (device.ClaimRequest, bool) {
+	name, ours := strings.CutPrefix(file, filePrefix)
+	name, complete := strings.CutSuffix(name, fileSuffix)
+	claim, request, whole := strings.Cut(name, separator)
+	return device.ClaimRequest{Claim: device.ClaimUID(claim), Request: request}, ours && complete && whole
+}
+
+// guardDir is where the mounts of guards are in a container. The hook removes them.
+const guardDir = "/.devmgrd-guard/"
+
+// guardSource does not exist on a host: the kernel has no name for a process 0. It says in the runtime's error what is amiss.
+const guardSource = "/proc/0/devmgrd-is-away-and-this-container-needs-it"
+
+// GuardPath returns where the mount of a request's guard is in a container.
+func GuardPath(of device.ClaimRequest) string {
+	return guardDir + string(of.Claim) + separator + of.Request
+}
+
+// Guarded returns the request of a guard's mount; false: the path is none of a guard.
+func Guarded(path string) (device.ClaimRequest, bool) {
+	name, ours := strings.CutPrefix(path, guardDir)
+	claim, request, whole := strings.Cut(name, separator)
+	return device.ClaimRequest{Claim: device.ClaimUID(claim), Request: request}, ours && whole
+}
+
+// checkName returns an error if a request cannot be part of a name: both parts are from the API server.
+func checkName(of device.ClaimRequest) error {
+	for _, part := range []string{string(of.Claim), of.Request} {
+		if part == "" || strings.Trim(part, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" {
+			return fmt.Errorf("request %q of the claim with UID %q cannot be named as a CDI device", of.Request, of.Claim)
+		}
+	}
+	return nil
+}

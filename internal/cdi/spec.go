@@ -1,0 +1,102 @@
+package cdi
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"reflect"
+	"slices"
+	"strings"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Edits are what a container gets by a CDI device.
+type Edits = specs.ContainerEdits
+
+// A Grant is what a container gets by one request.
+type Grant struct {
+	Edits Edits
+	Names []string // the CDI devices that the device plugin names, which the answer to the kubelet names as well
+}
+
+// Equal reports whether two grants are the same.
+func (g Grant) Equal(h Grant) bool {
+	return reflect.DeepEqual(g.Edits, h.Edits) && slices.Equal(g.Names, h.Names)
+}
+
+// A File is what the file of a request says. It does not change.
+type File struct {
+	Request device.ClaimRequest
+	Guard   bool  // it has a guard in place of Grant.Edits
+	Grant   Grant // of the time when the kubelet was answered: with a guard, Names are those that the kubelet was told
+	names   []string
+	devices map[device.ResourceName][]device.ID
+}
+
+// Annotations of a file. They are for devmgrd, and no container gets them.
+const (
+	bootKey    = "devmgrd.io/boot"
+	guardKey   = "devmgrd.io/guard"
+	namesKey   = "devmgrd.io/plugin-devices" // CDI devices of the plugin, separated by commas
+	devicesKey = "devmgrd.io/devices"        // an object of IDs by resource
+)
+
+// spec returns the file's content, as of this boot and this process of devmgrd. The edits are those of the file as a whole: the runtime applies them once,
+// however many of its devices a container has. Each device has to have edits of its own, so it has /dev/null, which every container has.
+//
+// A device of a guard has devmgrd's own /dev/null: while the process is away, the runtime does not find that, and creates no container. The kubelet tries
+// again then, while it may give a pod up whose container was created and does not start. That remains for a devmgrd that hangs, or whose process the
+// runtime does not see: the mount's source does not exist.
+func (f *File) spec(boot string, pid int64) (*specs.Spec, error) {
+	devices, err := json.Marshal(f.devices)
+	if err != nil {
+		return nil, err
+	}
+	s := &specs.Spec{Kind: Kind, Annotations: map[string]string{bootKey: boot, devicesKey: string(devices)}, ContainerEdits: f.Grant.Edits}
+	null := &specs.DeviceNode{Path: "/dev/null", Type: "c", Major: 1, Minor: 3, Permissions: "rw"}
+	if f.Guard {
+		s.Annotations[guardKey] = "true"
+		s.ContainerEdits = Edits{Mounts: []*specs.Mount{{HostPath: guardSource, ContainerPath: GuardPath(f.Request), Options: []string{"rbind", "ro"}, Type: "bind"}}}
+		if pid != 0 {
+			null = &specs.DeviceNode{Path: "/dev/null", HostPath: fmt.Sprintf("/proc/%d/root/dev/null", pid), Permissions: "rw"}
+		}
+	}
+	mode, root := fs.FileMode(0o666), uint32(0)
+	null.FileMode, null.UID, null.GID = &mode, &root, &root
+	if len(f.Grant.Names) > 0 {
+		s.Annotations[namesKey] = strings.Join(f.Grant.Names, ",")
+	}
+	for _, name := range f.names {
+		s.Devices = append(s.Devices, specs.Device{Name: deviceName(f.Request, name), ContainerEdits: Edits{DeviceNodes: []*specs.DeviceNode{null}}})
+	}
+	s.Version, err = specs.MinimumRequiredVersion(s)
+	return s, err
+}
+
+// fileOf reads a file's content. It fails if the content is of another boot, or not of this package.
+func fileOf(of device.ClaimRequest, s *specs.Spec, boot string) (*File, error) {
+	f := &File{Request: of, Guard: s.Annotations[guardKey] != ""}
+	if s.Kind != Kind || s.Annotations[bootKey] != boot {
+		return nil, fmt.Errorf("it is of kind %q and of boot %q", s.Kind, s.Annotations[bootKey])
+	}
+	if err := json.Unmarshal([]byte(s.Annotations[devicesKey]), &f.devices); err != nil {
+		return nil, fmt.Errorf("its devices: %w", err)
+	}
+	if names := s.Annotations[namesKey]; names != "" {
+		f.Grant.Names = strings.Split(names, ",")
+	}
+	if !f.Guard {
+		f.Grant.Edits = s.ContainerEdits
+	}
+	for _, d := range s.Devices {
+		request, ours := Request(Kind + "=" + d.Name)
+		if !ours || request != of {
+			return nil, fmt.Errorf("its device %q is of another request", d.Name)
+		}
+		f.names = append(f.names, strings.SplitN(d.Name, separator, 3)[2])
+	}
+	return f, nil
+}

@@ -1,0 +1,197 @@
+package nri
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/containerd/nri/pkg/api"
+
+	"github.com/devmgrd/devmgrd/internal/cdi"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
+)
+
+// Containers get devices of claims by CDI devices, which the kubelet has the runtime give them (package cdi). So the kubelet's mapping decides, and
+// devmgrd's own is compared with it here: a container is created if both say the same, and what the runtime made of the CDI devices is what the
+// plugin has granted. Where a request has a guard, the hook injects the container's devices as those of any other, and removes the guard.
+
+// ClaimFiles are the CDI files of claims. Their methods return at once.
+type ClaimFiles interface {
+	// File returns what the file of a request says.
+	File(device.ClaimRequest) (cdi.File, bool)
+	// Devices returns the devices of CDI devices, by the files.
+	Devices(names []string) map[device.ResourceName][]device.ID
+	// RuntimeSees reports whether the runtime sees devmgrd's process under its PID.
+	RuntimeSees(same bool)
+	// Outdated has a container's files compared with what it gets now.
+	Outdated(device.Container)
+}
+
+// A containerView is what the specification of a container has.
+type containerView struct {
+	env    map[string]string
+	mounts map[string]string // sources by destination
+	nodes  map[string]bool
+}
+
+func viewOf(ctr *api.Container) containerView {
+	v := containerView{map[string]string{}, map[string]string{}, map[string]bool{}}
+	for _, e := range ctr.GetEnv() {
+		name, value, _ := strings.Cut(e, "=")
+		v.env[name] = value
+	}
+	for _, m := range ctr.GetMounts() {
+		v.mounts[m.GetDestination()] = m.GetSource()
+	}
+	for _, d := range ctr.GetLinux().GetDevices() {
+		v.nodes[d.GetPath()] = true
+	}
+	return v
+}
+
+// guards returns the requests whose guards are in a container.
+func guards(ctr *api.Container) (all []device.ClaimRequest) {
+	for _, m := range ctr.GetMounts() {
+		if of, is := cdi.Guarded(m.GetDestination()); is {
+			all = append(all, of)
+		}
+	}
+	return all
+}
+
+// claimed returns the requests whose CDI devices the kubelet names for a container. The runtime may not show them.
+func claimed(ctr *api.Container) (all []device.ClaimRequest) {
+	for _, d := range ctr.GetCDIDevices() {
+		if of, is := cdi.Request(d.GetName()); is {
+			all = append(all, of)
+		}
+	}
+	return all
+}
+
+// byAnnotation returns a CDI device of a claim that an annotation of a container names. The kubelet names none there.
+func byAnnotation(ctr *api.Container) (string, bool) {
+	for key, value := range ctr.GetAnnotations() {
+		if !strings.HasPrefix(key, device.CDIAnnotations) {
+			continue
+		}
+		for name := range strings.SplitSeq(value, ",") {
+			if _, is := cdi.Request(name); is {
+				return name, true
+			}
+		}
+	}
+	return "", false
+}
+
+// namesClaims reports whether a container names CDI devices of claims in any way.
+func namesClaims(ctr *api.Container) bool {
+	_, annotated := byAnnotation(ctr)
+	return annotated || len(claimed(ctr)) > 0 || len(guards(ctr)) > 0
+}
+
+// checkClaims compares a container's requests, as devmgrd knows them, with what the kubelet has the runtime give to it. injected reports that the runtime
+// has given it all that it gets. It fails if the container must not be created.
+func (p *plugin) checkClaims(ctx context.Context, st device.Readiness, ctr *api.Container) (injected bool, err error) {
+	wants, named, guarded := st.Demand.ClaimRequests(), claimed(ctr), guards(ctr)
+	if name, is := byAnnotation(ctr); is {
+		return false, device.Refuse(device.ClaimMismatch, nil, "an annotation of the container names the CDI device %s of a claim", name)
+	}
+	for _, of := range slices.Concat(named, guarded) {
+		if !slices.Contains(wants, of) {
+			return false, device.Refuse(device.ClaimMismatch, nil, "the kubelet names devices of request %s of the ResourceClaim with UID %s for the container, and devmgrd has granted it none of them", of.Request, of.Claim)
+		}
+	}
+	if len(wants) == 0 {
+		return false, nil
+	}
+	files := p.claimFiles
+	if files == nil {
+		return false, device.Refuse(device.ClaimMismatch, nil, "the container has a ResourceClaim, and devmgrd does not serve claims")
+	}
+	if p.features.Load().showsCDI {
+		for _, of := range wants {
+			if !slices.Contains(named, of) {
+				return false, device.Refuse(device.ClaimMismatch, nil, "the kubelet does not give the container the devices of request %s of the ResourceClaim with UID %s: the pod's status does not fit to the claim, or the claim was prepared by another version of devmgrd; then restart the kubelet", of.Request, of.Claim)
+			}
+		}
+	}
+	var got map[device.ClaimRequest]cdi.Grant
+	view := viewOf(ctr)
+	for _, of := range wants {
+		if slices.Contains(guarded, of) {
+			continue
+		}
+		if got == nil {
+			if got, err = p.grants.Grants(ctx, st); err != nil {
+				p.claimFiles.Outdated(st.Assignment.Container)
+				return false, device.Refuse(device.Allocating, err, "the CDI file of the container's claim is being changed")
+			}
+		}
+		switch file, there := files.File(of); {
+		case !there || file.Guard || !file.Grant.Equal(got[of]):
+			files.Outdated(st.Assignment.Container)
+			return false, device.Refuse(device.Allocating, nil, "the CDI file of the container's claim is being changed")
+		case !contains(view, got[of]):
+			return false, device.Refuse(device.ClaimMismatch, nil, "the container lacks what the CDI device of request %s of the ResourceClaim with UID %s adds: the kubelet did not name it to %s, or CDI is off there (enable_cdi), or its cdi_spec_dirs lack dra.cdiDir",
+				of.Request, of.Claim, p.features.Load().runtime)
+		}
+	}
+	return len(guarded) == 0, nil
+}
+
+// foreignClaims fails if a container without devices of claims names some: the kubelet names none for it.
+func foreignClaims(ctr *api.Container) error {
+	if namesClaims(ctr) {
+		return device.Refuse(device.ClaimMismatch, nil, "the container is to get CDI devices of kind %s, and devmgrd has granted it none", cdi.Kind)
+	}
+	return nil
+}
+
+// unguard removes the guards of a container, and leaves out CDI devices that the kubelet names as well.
+func (p *plugin) unguard(to *api.ContainerAdjustment, st device.Readiness, ctr *api.Container) {
+	for _, of := range guards(ctr) {
+		to.RemoveMount(cdi.GuardPath(of))
+	}
+	if len(st.Demand.Requests) == 0 {
+		return
+	}
+	var told []string
+	for _, of := range st.Demand.ClaimRequests() {
+		if file, there := p.claimFiles.File(of); there {
+			told = append(told, file.Grant.Names...)
+		}
+	}
+	told = append(told, lists.Map(ctr.GetCDIDevices(), (*api.CDIDevice).GetName)...)
+	to.CDIDevices = slices.DeleteFunc(to.CDIDevices, func(d *api.CDIDevice) bool { return slices.Contains(told, d.GetName()) })
+}
+
+// alone returns the devices of a container that was created while devmgrd was away, with what its CDI devices say; nil: with nothing, as far as devmgrd
+// knows.
+func (p *plugin) alone(ctr *api.Container, c device.Container) map[device.ResourceName][]device.ID {
+	if p.claimFiles == nil || len(guards(ctr)) > 0 {
+		return nil
+	}
+	if named := claimed(ctr); len(named) > 0 {
+		return p.claimFiles.Devices(lists.Map(ctr.GetCDIDevices(), (*api.CDIDevice).GetName))
+	}
+	if p.features.Load().showsCDI {
+		return nil
+	}
+	st := p.allocator.Readiness(c)
+	wants, view := st.Demand.ClaimRequests(), viewOf(ctr)
+	if st.State != device.Ready || len(wants) == 0 {
+		return nil
+	}
+	for _, of := range wants {
+		if file, there := p.claimFiles.File(of); !there || file.Guard || !contains(view, file.Grant) {
+			return nil
+		}
+	}
+	ids := map[device.ResourceName][]device.ID{}
+	for _, s := range st.Assignment.Shares {
+		ids[s.Resource] = s.IDs
+	}
+	return ids
+}
