@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,6 +61,7 @@ type Files struct {
 	users     map[device.ClaimUID]map[device.PodUID]bool // the pods that have, or had, devices of a claim
 	outdated  map[device.Container]bool                  // what they get may have changed
 	stale     bool                                       // the guards name another process
+	used      map[device.ClaimRequest]bool               // files that are written again, so that the runtime reads them again
 	unwritten map[device.ClaimRequest]bool               // files that could not be written
 	failure   error                                      // why; nil: all are
 }
@@ -71,7 +73,7 @@ func New(c Config) (*Files, error) {
 		return nil, err
 	}
 	f := &Files{Config: c, lib: lib, kick: make(chan struct{}, 1),
-		all: map[device.ClaimRequest]*File{}, users: map[device.ClaimUID]map[device.PodUID]bool{}, outdated: map[device.Container]bool{}, unwritten: map[device.ClaimRequest]bool{}}
+		all: map[device.ClaimRequest]*File{}, users: map[device.ClaimUID]map[device.PodUID]bool{}, outdated: map[device.Container]bool{}, unwritten: map[device.ClaimRequest]bool{}, used: map[device.ClaimRequest]bool{}}
 	f.load()
 	return f, nil
 }
@@ -171,6 +173,33 @@ func (f *Files) Outdated(c device.Container) {
 	defer f.mu.Unlock()
 	f.outdated[c] = true
 	f.wake()
+}
+
+// Used has files written again whose device nodes the runtime remembers.
+func (f *Files) Used(all ...device.ClaimRequest) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, of := range all {
+		f.used[of] = true
+	}
+	f.wake()
+}
+
+// refresh writes the used files again.
+func (f *Files) refresh() {
+	f.mu.Lock()
+	all := slices.Collect(maps.Keys(f.used))
+	clear(f.used)
+	f.mu.Unlock()
+	f.writing.Lock()
+	defer f.writing.Unlock()
+	for _, of := range all {
+		if one, there := f.File(of); there {
+			if err := f.put(&one); err != nil {
+				f.Log.Error("cannot write CDI file of a claim", "err", err)
+			}
+		}
+	}
 }
 
 func (f *Files) wake() {

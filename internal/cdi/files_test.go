@@ -466,6 +466,29 @@ func TestRun_FilesChangedByOthers_AreWrittenAgain(t *testing.T) {
 	}
 }
 
+// The runtime remembers the device nodes of a file that it has read. After a use it has to read the file again.
+func TestUsed_FileIsWrittenAgain(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.give(one, "claim-1", map[string]string{"a": "x"})
+	f := n.open("boot")
+	n.run(f)
+	prepare(t, f, one)
+	path := filepath.Join(n.dir, "devmgrd.io-claim_claim-1_b.json")
+	before, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Used(device.ClaimRequest{Claim: "claim-1", Request: "b"}, device.ClaimRequest{Claim: "claim-2", Request: "b"})
+	plugintest.Eventually(t, "it is another file", func() bool {
+		now, err := os.Stat(path)
+		return err == nil && !os.SameFile(before, now)
+	})
+	if got := n.gets(b2); got != "guard" {
+		t.Errorf("a container gets %q", got)
+	}
+}
+
 // The directory cannot be written: the kubelet is refused, with a reason, and is answered later.
 func TestPrepare_DirectoryCannotBeWritten_Fails(t *testing.T) {
 	t.Parallel()

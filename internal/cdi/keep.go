@@ -36,6 +36,7 @@ func (f *Files) Run(ctx context.Context) error {
 		updated := f.Allocator.Updated() // before anything is read
 		revision = f.follow(revision)
 		f.compareAll(ctx)
+		f.refresh()
 		f.mu.Lock()
 		failed, stale := len(f.unwritten) > 0, f.stale
 		f.stale = false

@@ -20,9 +20,14 @@ type Edits = specs.ContainerEdits
 type Grant struct {
 	Edits Edits
 	Names []string // the CDI devices that the device plugin names, which the answer to the kubelet names as well
+	// Numbers are those of the device nodes by their paths in the container, as of now. A file does not have them.
+	Numbers map[string]Number
 }
 
-// Equal reports whether two grants are the same.
+// A Number is the kernel's identity of a device node: major and minor.
+type Number [2]int64
+
+// Equal reports whether two grants are the same, whatever numbers their device nodes have now.
 func (g Grant) Equal(h Grant) bool {
 	return reflect.DeepEqual(g.Edits, h.Edits) && slices.Equal(g.Names, h.Names)
 }
@@ -48,8 +53,9 @@ const (
 // however many of its devices a container has. Each device has to have edits of its own, so it has /dev/null, which every container has.
 //
 // A device of a guard has devmgrd's own /dev/null: while the process is away, the runtime does not find that, and creates no container. The kubelet tries
-// again then, while it may give a pod up whose container was created and does not start. That remains for a devmgrd that hangs, or whose process the
-// runtime does not see: the mount's source does not exist.
+// again then, while it may give a pod up whose container was created and does not start. The runtime remembers what it has found, until the file is
+// written again: so that follows each use (Used). What remains is a devmgrd that hangs, or whose process the
+// runtime does not see: then the container is created, and does not start, since the mount's source does not exist.
 func (f *File) spec(boot string, pid int64) (*specs.Spec, error) {
 	devices, err := json.Marshal(f.devices)
 	if err != nil {

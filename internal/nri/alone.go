@@ -116,6 +116,12 @@ func (g *Grants) add(ctx context.Context, may *permit, to *cdi.Grant, s device.S
 				return fmt.Errorf("the pod has a volume at %s, where it gets a device node", one.path)
 			}
 			mode := fs.FileMode(one.mode)
+			if to.Numbers == nil {
+				to.Numbers = map[string]cdi.Number{}
+			}
+			if _, first := to.Numbers[one.path]; !first {
+				to.Numbers[one.path] = cdi.Number{one.major, one.minor}
+			}
 			// The number is looked up when the container is created: the driver may have been loaded again.
 			nodes = append(nodes, &specs.DeviceNode{
 				Path: one.path, HostPath: filepath.Join(found.real, found.nodes[i].path), FileMode: &mode, UID: &one.uid, GID: &one.gid, Permissions: one.permissions,
@@ -167,5 +173,16 @@ func contains(c containerView, g cdi.Grant) bool {
 			return false
 		}
 	}
-	return !slices.ContainsFunc(g.Edits.DeviceNodes, func(n *specs.DeviceNode) bool { return !c.nodes[n.Path] })
+	return !slices.ContainsFunc(g.Edits.DeviceNodes, func(n *specs.DeviceNode) bool { _, has := c.nodes[n.Path]; return !has })
+}
+
+// renumbered reports whether a device node of a container has another number than the host's now: the driver was loaded again since the runtime has
+// looked at it.
+func renumbered(c containerView, g cdi.Grant) bool {
+	for path, number := range g.Numbers {
+		if c.nodes[path] != number && len(g.Names) == 0 {
+			return true
+		}
+	}
+	return false
 }

@@ -24,6 +24,8 @@ type ClaimFiles interface {
 	Devices(names []string) map[device.ResourceName][]device.ID
 	// RuntimeSees reports whether the runtime sees devmgrd's process under its PID.
 	RuntimeSees(same bool)
+	// Used has files written again, so that the runtime looks at the host's device nodes again.
+	Used(...device.ClaimRequest)
 	// Outdated has a container's files compared with what it gets now.
 	Outdated(device.Container)
 }
@@ -32,11 +34,11 @@ type ClaimFiles interface {
 type containerView struct {
 	env    map[string]string
 	mounts map[string]string // sources by destination
-	nodes  map[string]bool
+	nodes  map[string]cdi.Number
 }
 
 func viewOf(ctr *api.Container) containerView {
-	v := containerView{map[string]string{}, map[string]string{}, map[string]bool{}}
+	v := containerView{map[string]string{}, map[string]string{}, map[string]cdi.Number{}}
 	for _, e := range ctr.GetEnv() {
 		name, value, _ := strings.Cut(e, "=")
 		v.env[name] = value
@@ -45,7 +47,7 @@ func viewOf(ctr *api.Container) containerView {
 		v.mounts[m.GetDestination()] = m.GetSource()
 	}
 	for _, d := range ctr.GetLinux().GetDevices() {
-		v.nodes[d.GetPath()] = true
+		v.nodes[d.GetPath()] = cdi.Number{d.GetMajor(), d.GetMinor()}
 	}
 	return v
 }
@@ -136,6 +138,9 @@ func (p *plugin) checkClaims(ctx context.Context, st device.Readiness, ctr *api.
 		case !contains(view, got[of]):
 			return false, device.Refuse(device.ClaimMismatch, nil, "the container lacks what the CDI device of request %s of the ResourceClaim with UID %s adds: the kubelet did not name it to %s, or CDI is off there (enable_cdi), or its cdi_spec_dirs lack dra.cdiDir",
 				of.Request, of.Claim, p.features.Load().runtime)
+		case renumbered(view, got[of]):
+			files.Used(of)
+			return false, device.Refuse(device.Allocating, nil, "a device node of the container has another number since the runtime has looked at it")
 		}
 	}
 	return len(guarded) == 0, nil
@@ -151,12 +156,14 @@ func foreignClaims(ctr *api.Container) error {
 
 // unguard removes the guards of a container, and leaves out CDI devices that the kubelet names as well.
 func (p *plugin) unguard(to *api.ContainerAdjustment, st device.Readiness, ctr *api.Container) {
-	for _, of := range guards(ctr) {
+	guarded := guards(ctr)
+	for _, of := range guarded {
 		to.RemoveMount(cdi.GuardPath(of))
 	}
 	if len(st.Demand.Requests) == 0 {
 		return
 	}
+	p.claimFiles.Used(guarded...)
 	var told []string
 	for _, of := range st.Demand.ClaimRequests() {
 		if file, there := p.claimFiles.File(of); there {

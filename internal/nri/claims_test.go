@@ -28,6 +28,7 @@ type claimWorld struct {
 	files   *cdi.Files
 	dir     string
 	outdate int
+	used    int // files that are written again
 }
 
 func (w *claimWorld) Snapshot() *device.Snapshot                       { return &device.Snapshot{} }
@@ -37,8 +38,9 @@ func (w *claimWorld) File(of device.ClaimRequest) (cdi.File, bool)     { return 
 func (w *claimWorld) Devices(names []string) map[device.ResourceName][]device.ID {
 	return w.files.Devices(names)
 }
-func (w *claimWorld) RuntimeSees(bool)          {}
-func (w *claimWorld) Outdated(device.Container) { w.outdate++ }
+func (w *claimWorld) RuntimeSees(bool)                {}
+func (w *claimWorld) Used(all ...device.ClaimRequest) { w.used += len(all) }
+func (w *claimWorld) Outdated(device.Container)       { w.outdate++ }
 
 // by is the request by which the container has its devices.
 var by = device.ClaimRequest{Claim: "claim-1", Request: "gpu"}
@@ -136,7 +138,7 @@ func TestClaim_InjectedByTheRuntime_IsOnlyStamped(t *testing.T) {
 		t.Errorf("devmgrd adds %v", adj)
 	}
 	ctr := w.container(byName)
-	if v := viewOf(ctr); v.env["NEW"] != "2" || v.env["FROM_POD"] != "1" || v.mounts["/m"] != "/usr" || v.mounts["/volume"] != "" || !v.nodes["/dev/x"] {
+	if v := viewOf(ctr); v.env["NEW"] != "2" || v.env["FROM_POD"] != "1" || v.mounts["/m"] != "/usr" || v.mounts["/volume"] != "" || v.nodes["/dev/x"] != (cdi.Number{1, 5}) {
 		t.Errorf("the runtime adds %+v", v)
 	}
 }
@@ -207,6 +209,8 @@ func TestClaim_MappingsDiffer_IsRefused(t *testing.T) {
 		spoil   func(*claimWorld, *api.Container)
 		runtime string
 		want    device.Reason
+		// renumbered: the file is right, and the runtime has to read it again
+		renumbered bool
 	}{
 		"no CDI device": {spoil: func(w *claimWorld, ctr *api.Container) {
 			bare := container()
@@ -221,6 +225,11 @@ func TestClaim_MappingsDiffer_IsRefused(t *testing.T) {
 			ctr.Mounts = container().Mounts
 		}, want: device.ClaimMismatch},
 		"a device node is missing": {spoil: func(w *claimWorld, ctr *api.Container) { ctr.Linux = nil }, want: device.ClaimMismatch},
+		"a device node has another number": {spoil: func(w *claimWorld, ctr *api.Container) {
+			for _, d := range ctr.Linux.Devices {
+				d.Minor++
+			}
+		}, want: device.Allocating, renumbered: true},
 		"another claim's": {spoil: func(w *claimWorld, ctr *api.Container) {
 			ctr.CDIDevices = append(ctr.CDIDevices, &api.CDIDevice{Name: "devmgrd.io/claim=claim-2_gpu_dev-0"})
 		}, want: device.ClaimMismatch},
@@ -261,8 +270,8 @@ func TestClaim_MappingsDiffer_IsRefused(t *testing.T) {
 			if _, why := w.create(ctr); why != test.want {
 				t.Errorf("it is refused for %q, want %q", why, test.want)
 			}
-			if (test.want == device.Allocating) != (w.outdate == 1) {
-				t.Errorf("%d times a file is compared", w.outdate)
+			if (test.want == device.Allocating && !test.renumbered) != (w.outdate == 1) || test.renumbered != (w.used == 1) {
+				t.Errorf("%d times a file is compared, %d times written again", w.outdate, w.used)
 			}
 		})
 	}

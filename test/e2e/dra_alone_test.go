@@ -3,7 +3,7 @@
 package e2e
 
 import (
-	"maps"
+	"fmt"
 	"slices"
 	"strings"
 	"syscall"
@@ -20,34 +20,14 @@ import (
 func TestDRA_DevmgrdAway_ContainersHaveTheirDevicesOrWait(t *testing.T) {
 	r := start(t, "--set", "dra.resources="+gpu)
 	r.class(gpu)
-	r.offered(gpu, 8)
+	r.offered(gpu, 12)
 	request := func(name string) resourceapi.DeviceRequest {
 		return resourceapi.DeviceRequest{Name: name, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: gpuClass}}
 	}
-	r.makeClaim("one", request("a"))
-	r.makeClaim("two", request("a"), request("b"))
-	alone := map[string]*corev1.Pod{"claim": using(of(uses("main", "one")), "one"), "implicit": of(limited("main", implicit, 1)), "explicit": of(limited("main", gpu, 2))}
-	guarded := map[string]*corev1.Pod{"requests": using(of(uses("main", "two")), "two")}
-	all := maps.Clone(alone)
-	maps.Copy(all, guarded)
-	had := map[string][]string{}
-	for name, p := range all {
-		p.Name, p.Spec.RestartPolicy = name, corev1.RestartPolicyAlways
-		r.must(r.Create(r.ctx, p))
-		had[name] = r.exact(name)["main"]
-	}
-	now := func(name string) corev1.ContainerStatus {
-		p, err := r.WaitPhase(r.soon(), name, corev1.PodRunning)
+	now := func(p *corev1.Pod) corev1.ContainerStatus {
+		seen, err := r.WaitPhase(r.soon(), p.Name, corev1.PodRunning)
 		r.must(err)
-		all[name] = p
-		return p.Status.ContainerStatuses[0]
-	}
-	restarts := map[string]int32{}
-	runs := func(name string) {
-		r.until("the container of "+name+" runs again", func() bool { s := now(name); return s.RestartCount > restarts[name] && s.State.Running != nil })
-		if got := r.exact(name)["main"]; !slices.Equal(got, had[name]) {
-			t.Errorf("pod %s had %q and has %q", name, had[name], got)
-		}
+		return seen.Status.ContainerStatuses[0]
 	}
 	for _, away := range []struct {
 		how         string
@@ -59,33 +39,56 @@ func TestDRA_DevmgrdAway_ContainersHaveTheirDevicesOrWait(t *testing.T) {
 		{"hung", func() error { return r.Devmgrd.Signal(syscall.SIGSTOP) }, func() error { return r.Devmgrd.Signal(syscall.SIGCONT) },
 			[]string{"RunContainerError", "CrashLoopBackOff", "CreateContainerError"}},
 	} {
-		for name := range all {
-			restarts[name] = now(name).RestartCount
-		}
-		r.must(away.leave())
-		for _, p := range all {
-			r.must(r.Containers.Kill(r.ctx, node.ContainerID(p)))
-		}
-		for name := range guarded {
-			r.until("devmgrd is "+away.how+", and the container of "+name+" waits", func() bool {
-				s := now(name)
+		t.Run(away.how, func(t *testing.T) {
+			r := r.in(t)
+			r.makeClaim("one", request("a"))
+			r.makeClaim("two", request("a"), request("b"))
+			// Other pods each time: the kubelet waits longer before each restart of a container.
+			alone := []*corev1.Pod{using(of(uses("main", "one")), "one"), of(limited("main", implicit, 1)), of(limited("main", gpu, 2))}
+			guarded := using(of(uses("main", "two")), "two")
+			all := append(slices.Clone(alone), guarded)
+			had := map[string][]string{}
+			var names []string
+			for i, p := range all {
+				p.Name, p.Spec.RestartPolicy = fmt.Sprint(away.how, "-", i), corev1.RestartPolicyAlways
+				r.must(r.Create(r.ctx, p))
+				had[p.Name] = r.exact(p.Name)["main"]
+				names = append(names, p.Name)
+			}
+			again := func(p *corev1.Pod) {
+				r.until("the container of "+p.Name+" runs again", func() bool { s := now(p); return s.RestartCount > 0 && s.State.Running != nil })
+				if got := r.exact(p.Name)["main"]; !slices.Equal(got, had[p.Name]) {
+					t.Errorf("pod %s had %q and has %q", p.Name, had[p.Name], got)
+				}
+			}
+			seen := map[string]*corev1.Pod{}
+			for _, p := range all {
+				var err error
+				seen[p.Name], err = r.WaitPhase(r.soon(), p.Name, corev1.PodRunning)
+				r.must(err)
+			}
+			r.must(away.leave())
+			for _, p := range seen {
+				r.must(r.Containers.Kill(r.ctx, node.ContainerID(p)))
+			}
+			r.until("the container of "+guarded.Name+" waits", func() bool {
+				s := now(guarded)
 				return s.State.Waiting != nil && slices.Contains(away.waits, s.State.Waiting.Reason)
 			})
-		}
-		for name := range alone {
-			runs(name)
-		}
-		r.must(away.back())
-		for name := range guarded {
-			runs(name)
-		}
-		if away.how == "killed" {
+			for _, p := range alone {
+				again(p)
+			}
+			r.must(away.back())
+			again(guarded)
 			status, err := r.Command(r.ctx, "status").Output()
 			r.must(err)
 			if strings.Contains(string(status), "without") {
 				t.Errorf("devmgrd takes containers for such without devices:\n%s", status)
 			}
-		}
+			r.distinct(names...)
+			for _, name := range names {
+				r.must(r.Delete(r.ctx, name))
+			}
+		})
 	}
-	r.distinct(slices.Collect(maps.Keys(all))...)
 }
