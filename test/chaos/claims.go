@@ -33,10 +33,14 @@ type plan struct {
 	hold   string       // dra.hold
 }
 
-// newPlan draws the plan of a seed. The kubelet's device manager has no DRA: against it all sequences are played with the Node's number.
-func newPlan(seed uint64, kubelet bool) plan {
+// newPlan draws the plan of a seed. claims: the resource is offered through DRA all the time. The kubelet's device manager has no DRA: against it all sequences are played with the Node's number.
+func newPlan(seed uint64, kubelet, claims bool) plan {
 	dice := rand.New(rand.NewPCG(seed, 3))
 	p := plan{dice: dice, claims: dice.IntN(2) == 0 && !kubelet, moves: map[int]bool{}}
+	if claims {
+		p.claims, p.begins, p.hold = true, true, []string{"2s", "30s"}[dice.IntN(2)]
+		return p
+	}
 	if !p.claims {
 		return p
 	}
@@ -57,6 +61,22 @@ func newPlan(seed uint64, kubelet bool) plan {
 
 // closed reports whether all pods have their devices by claims, so that no policy has to keep containers from starting while devmgrd is away.
 func (p plan) closed() bool { return p.begins && len(p.moves) == 0 }
+
+// setPolicy has pods require devmgrd, or not, in the next sequence.
+func (w *world) setPolicy(ctx context.Context) error {
+	if w.open == w.plan.closed() {
+		return nil
+	}
+	set := w.node.FailClosed
+	if w.plan.closed() {
+		set = w.node.FailOpen
+	}
+	if err := set(ctx); err != nil {
+		return err
+	}
+	w.open = w.plan.closed()
+	return nil
+}
 
 // step returns the dice of the next step.
 func (p plan) step() *rand.Rand { return rand.New(rand.NewPCG(p.dice.Uint64(), 0)) }

@@ -14,7 +14,7 @@ import (
 func TestPlan_Seeds_HalfThroughDRA(t *testing.T) {
 	claims, moved := 0, 0
 	for seed := range uint64(1000) {
-		p, other := newPlan(seed, false), newPlan(seed, true)
+		p, other := newPlan(seed, false, false), newPlan(seed, true, false)
 		if other.claims || other.begins || len(other.moves) > 0 {
 			t.Fatalf("seed %d against the kubelet: %s", seed, other)
 		}

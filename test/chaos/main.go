@@ -19,6 +19,7 @@ type options struct {
 	seed      uint64
 	kubelet   bool
 	attacker  bool
+	claims    bool
 	verbose   bool
 	logs      string
 }
@@ -48,16 +49,17 @@ func main() {
 	flag.Uint64Var(&o.seed, "seed", 0, "the seed of the first sequence, later ones count up; 0: one by the clock")
 	flag.BoolVar(&o.kubelet, "kubelet", false, "against the kubelet's own device manager, without devmgrd")
 	flag.BoolVar(&o.attacker, "attacker", false, "with a plugin pod that attacks devmgrd all the time")
+	flag.BoolVar(&o.claims, "claims", false, "the resource is offered through DRA all the time, and no policy keeps containers from starting without devmgrd")
 	flag.BoolVar(&o.verbose, "v", false, "tell each step as it is done, not only those of a sequence that has gone wrong")
 	flag.StringVar(&o.logs, "logs", "", "keep the logs in this directory, which must exist")
 	flag.Usage = func() {
-		fmt.Fprintf(flag.CommandLine.Output(), "usage: go run ./test/chaos [-n N] [-seed S] [-kubelet | -attacker] [-v] [-logs DIR]\n\n"+
+		fmt.Fprintf(flag.CommandLine.Output(), "usage: go run ./test/chaos [-n N] [-seed S] [-kubelet | -attacker | -claims] [-v] [-logs DIR]\n\n"+
 			"Plays random sequences of faults on a real one-node Kubernetes that is made for it. Needs root.\n\n")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
-	if o.kubelet && o.attacker {
-		fmt.Fprintln(os.Stderr, "chaos: the attacker attacks devmgrd, and with -kubelet there is none")
+	if o.kubelet && (o.attacker || o.claims) {
+		fmt.Fprintln(os.Stderr, "chaos: -attacker and -claims are about devmgrd, and with -kubelet there is none")
 		os.Exit(2)
 	}
 	if flag.NArg() > 0 {

@@ -100,6 +100,8 @@ func (w *world) side() string {
 		return " KUBELET=1"
 	case w.options.attacker:
 		return " ATTACKER=1"
+	case w.options.claims:
+		return " CLAIMS=1"
 	}
 	return ""
 }
@@ -113,10 +115,10 @@ func (w *world) sequence(ctx context.Context, seed uint64) (steps int, took time
 	// The faults that have dice of their own leave the others of a seed as they were.
 	more := rand.New(rand.NewPCG(seed, 2))
 	opened, flapping := more.IntN(2) == 0, more.IntN(4) == 0
-	w.plan = newPlan(seed, w.devmgrd == nil)
+	w.plan = newPlan(seed, w.devmgrd == nil, w.options.claims)
 	w.trials, w.rivals = newTrials(seed, w.plan, w.devmgrd == nil), 0
 	if w.devmgrd != nil {
-		if err := w.configure(ctx, opened); err != nil {
+		if err := errors.Join(w.setPolicy(ctx), w.configure(ctx, opened)); err != nil {
 			w.say(stuck, err.Error())
 		}
 	}

@@ -121,7 +121,7 @@ func TestStays_NumberLeaves_Counts(t *testing.T) {
 func TestTrials_Seeds_EachInSome(t *testing.T) {
 	count := map[string]int{}
 	for seed := range uint64(1000) {
-		p := newPlan(seed, false)
+		p := newPlan(seed, false, false)
 		all := newTrials(seed, p, false)
 		for name, dice := range map[string]*rand.Rand{
 			"ways": all.ways, "surge": all.surge, "free": all.free, "rival": all.rival, "blocks": all.blocks, "long": all.long, "network": all.network,
@@ -130,7 +130,7 @@ func TestTrials_Seeds_EachInSome(t *testing.T) {
 				count[name]++
 			}
 		}
-		if k := newTrials(seed, newPlan(seed, true), true); k.ways != nil || k.blocks != nil || k.long != nil {
+		if k := newTrials(seed, newPlan(seed, true, false), true); k.ways != nil || k.blocks != nil || k.long != nil {
 			t.Errorf("seed %d against the kubelet: %+v", seed, k)
 		}
 	}

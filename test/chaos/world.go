@@ -59,6 +59,7 @@ type world struct {
 	mute     *cluster.Process // likewise
 	long     *cluster.Process // the plugin of the resource with the long name; nil: without devmgrd
 	attacker *cluster.Process // nil: none
+	open     bool             // no policy has pods require devmgrd
 	keeper   *keeper
 	began    time.Time
 
@@ -206,10 +207,7 @@ func (w *world) startNode(ctx context.Context, shape cluster.Options, self strin
 	w.Cluster, w.node, w.devmgrd = n.Cluster, n, n.Devmgrd
 	w.openers = cluster.NewProcess("openers", filepath.Join(w.LogDir(), "openers.log"), w.node.Command(ctx, "openers", "--config", settingsFile).Args, nil)
 	w.claims = newClaimView(w)
-	if !w.plan.closed() {
-		err = n.FailClosed(ctx)
-	}
-	return errors.Join(err, w.openers.Start(ctx), w.addClaims(ctx), w.addBlock(ctx))
+	return errors.Join(w.openers.Start(ctx), n.FailClosed(ctx), w.addClaims(ctx), w.addBlock(ctx))
 }
 
 // watch starts those who look whether all is right, and the keeper.

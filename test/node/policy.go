@@ -22,10 +22,27 @@ const RequiredPlugins = "required-plugins.noderesource.dev"
 
 // FailClosed creates what packaging/kubernetes/fail-closed.yaml holds, and returns when the API server goes by it.
 func (n *Node) FailClosed(ctx context.Context) error {
-	return n.policy(ctx, "fail-closed.yaml", kubernetes.FailClosed, func() bool {
-		p, err := n.Admitted(ctx, Pod("a", SampleResource, 1))
-		return err == nil && p.Annotations[RequiredPlugins+"/pod"] != ""
-	})
+	return n.policy(ctx, "fail-closed.yaml", kubernetes.FailClosed, create, func() bool { return n.requires(ctx) })
+}
+
+// FailOpen deletes what FailClosed creates, and returns when the API server does not go by it any longer.
+func (n *Node) FailOpen(ctx context.Context) error {
+	remove := func(ctx context.Context, c dynamic.ResourceInterface, o *unstructured.Unstructured) error {
+		return c.Delete(ctx, o.GetName(), metav1.DeleteOptions{})
+	}
+	return n.policy(ctx, "fail-closed.yaml", kubernetes.FailClosed, remove, func() bool { return !n.requires(ctx) })
+}
+
+// requires reports whether the API server has pods with devices require devmgrd.
+func (n *Node) requires(ctx context.Context) bool {
+	p, err := n.Admitted(ctx, Pod("a", SampleResource, 1))
+	return err == nil && p.Annotations[RequiredPlugins+"/pod"] != ""
+}
+
+// create creates one object of a file.
+func create(ctx context.Context, c dynamic.ResourceInterface, o *unstructured.Unstructured) error {
+	_, err := c.Create(ctx, o, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict})
+	return err
 }
 
 // SetIgnored changes the list of resources that are not devmgrd's, a CEL expression in the policy of FailClosed.
@@ -65,14 +82,14 @@ func (n *Node) mutating(resource string) (dynamic.ResourceInterface, error) {
 
 // PodSize creates what packaging/kubernetes/pod-size.yaml holds, and returns when the API server goes by it.
 func (n *Node) PodSize(ctx context.Context) error {
-	return n.policy(ctx, "pod-size.yaml", kubernetes.PodSize, func() bool {
+	return n.policy(ctx, "pod-size.yaml", kubernetes.PodSize, create, func() bool {
 		_, err := n.Admitted(ctx, Pod("a", "", 0, strings.Repeat("x", 1_000_000)))
 		return err != nil && strings.Contains(err.Error(), "devmgrd-pod-size")
 	})
 }
 
-// policy creates the admission policies of a file and their bindings, and returns when they are in force.
-func (n *Node) policy(ctx context.Context, file, text string, inForce func() bool) error {
+// policy does something with the admission policies of a file and their bindings, and returns when that is in force.
+func (n *Node) policy(ctx context.Context, file, text string, do func(context.Context, dynamic.ResourceInterface, *unstructured.Unstructured) error, inForce func() bool) error {
 	client, err := dynamic.NewForConfig(n.RESTConfig())
 	if err != nil {
 		return err
@@ -88,8 +105,8 @@ func (n *Node) policy(ctx context.Context, file, text string, inForce func() boo
 			object.SetGroupVersionKind(kind)
 		}
 		resources, _ := meta.UnsafeGuessKindToResource(kind)
-		if _, err := client.Resource(resources).Create(ctx, object, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}); err != nil {
-			return fmt.Errorf("creating the %s of %s: %w", kind.Kind, file, err)
+		if err := do(ctx, client.Resource(resources), object); err != nil {
+			return fmt.Errorf("the %s of %s: %w", kind.Kind, file, err)
 		}
 	}
 	if err := poll(ctx, func() (bool, error) { return inForce(), nil }); err != nil {
