@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
@@ -31,7 +30,7 @@ type Allocator interface {
 
 // Grants know what a container gets.
 type Grants interface {
-	// Grants returns what a container gets by each request of a claim, or why it needs devmgrd for that.
+	// Grants returns what a container gets by each request of a claim, or why it needs devmgrd for that. An error of ctx says nothing of the container.
 	Grants(context.Context, device.Readiness) (map[device.ClaimRequest]Grant, error)
 }
 
@@ -47,80 +46,77 @@ type Config struct {
 // grantTime bounds the look at the host for one container.
 const grantTime = 2 * time.Second
 
-// Files are the CDI files of claims.
+// Files are the CDI files of claims. A file is there from the kubelet's request to prepare its claim until the kubelet does not need that any longer and
+// no pod has the devices.
 type Files struct {
 	Config
-	pid  atomic.Int64 // by which the runtime knows this process; 0: it does not see it, as far as devmgrd knows
-	lib  *cdi.Cache
 	kick chan struct{}
 
 	writing sync.Mutex // held while files are written; taken before mu
 
 	mu        sync.Mutex // guards what follows; never held across I/O
+	hook      Hook
 	all       map[device.ClaimRequest]*File
-	users     map[device.ClaimUID]map[device.PodUID]bool // the pods that have, or had, devices of a claim
+	prepared  map[device.ClaimUID]bool                   // by the kubelet, as far as devmgrd knows
+	users     map[device.ClaimUID]map[device.PodUID]bool // the pods that have devices of a claim
 	outdated  map[device.Container]bool                  // what they get may have changed
-	stale     bool                                       // the guards name another process
 	used      map[device.ClaimRequest]bool               // files that are written again, so that the runtime reads them again
-	unwritten map[device.ClaimRequest]bool               // files that could not be written
-	failure   error                                      // why; nil: all are
+	stale     bool                                       // the guards are as of another Hook
+	unwritten map[device.ClaimRequest]error              // files that could not be written
 }
 
 // New returns Files with those of this boot that are in the directory, and removes those of others.
-func New(c Config) (*Files, error) {
-	lib, err := cdi.NewCache(cdi.WithSpecDirs(c.Dir), cdi.WithAutoRefresh(false))
-	if err != nil {
-		return nil, err
+func New(c Config) *Files {
+	f := &Files{
+		Config: c, kick: make(chan struct{}, 1), all: map[device.ClaimRequest]*File{}, prepared: map[device.ClaimUID]bool{},
+		users: map[device.ClaimUID]map[device.PodUID]bool{}, outdated: map[device.Container]bool{}, used: map[device.ClaimRequest]bool{},
+		unwritten: map[device.ClaimRequest]error{},
 	}
-	f := &Files{Config: c, lib: lib, kick: make(chan struct{}, 1),
-		all: map[device.ClaimRequest]*File{}, users: map[device.ClaimUID]map[device.PodUID]bool{}, outdated: map[device.Container]bool{}, unwritten: map[device.ClaimRequest]bool{}, used: map[device.ClaimRequest]bool{}}
 	f.load()
-	return f, nil
+	return f
 }
 
-// RuntimeSees reports whether the runtime sees this process under its PID, and not if devmgrd runs in a container with PIDs of its own. The guards are
-// written again if that has changed.
-func (f *Files) RuntimeSees(same bool) {
-	pid := int64(0)
-	if same {
-		pid = int64(os.Getpid())
-	}
-	if f.pid.Swap(pid) != pid {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.stale = true
+// SetHook says whether the hook sees the containers that the runtime creates. The guards are written again if that has changed.
+func (f *Files) SetHook(now Hook) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.hook != now {
+		f.hook, f.stale = now, true
 		f.wake()
 	}
 }
 
-// load reads the files in the directory, and writes the guards again, which name a former process.
+// load reads the files in the directory. Guards are written again: the hook does not see containers yet.
 func (f *Files) load() {
 	entries, err := os.ReadDir(f.Dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		f.fail(err)
+		f.Log.Error("cannot read the CDI files of claims", "dir", f.Dir, "err", err)
 	}
 	for _, e := range entries {
+		path := filepath.Join(f.Dir, e.Name())
 		of, ours := requestOf(e.Name())
 		if !ours {
+			if isDraft(e.Name()) {
+				os.Remove(path)
+			}
 			continue
 		}
-		path := filepath.Join(f.Dir, e.Name())
 		var one *File
 		read, err := cdi.ReadSpec(path, 0)
 		if err == nil {
 			one, err = fileOf(of, read.Spec, f.Boot)
 		}
-		if err == nil && one.Guard {
-			err = f.write(one)
-		}
 		if err != nil {
 			f.Log.Warn("removing CDI file of a claim", "path", path, "err", err)
 			if err := os.Remove(path); err != nil {
-				f.fail(err)
+				f.Log.Error("cannot remove CDI file of a claim", "path", path, "err", err)
 			}
 			continue
 		}
-		f.all[of] = one
+		f.all[of], f.prepared[of.Claim] = one, true
+		if one.Guard {
+			_ = f.put(one) // or later
+		}
 	}
 }
 
@@ -128,13 +124,10 @@ func (f *Files) load() {
 func (f *Files) Check() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.failure
-}
-
-func (f *Files) fail(err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.failure = err
+	for _, err := range f.unwritten {
+		return err
+	}
+	return nil
 }
 
 // File returns what the file of a request says.
@@ -185,23 +178,6 @@ func (f *Files) Used(all ...device.ClaimRequest) {
 	f.wake()
 }
 
-// refresh writes the used files again.
-func (f *Files) refresh() {
-	f.mu.Lock()
-	all := slices.Collect(maps.Keys(f.used))
-	clear(f.used)
-	f.mu.Unlock()
-	f.writing.Lock()
-	defer f.writing.Unlock()
-	for _, of := range all {
-		if one, there := f.File(of); there {
-			if err := f.put(&one); err != nil {
-				f.Log.Error("cannot write CDI file of a claim", "err", err)
-			}
-		}
-	}
-}
-
 func (f *Files) wake() {
 	select {
 	case f.kick <- struct{}{}:
@@ -213,7 +189,9 @@ func (f *Files) wake() {
 type Claim struct {
 	UID     device.ClaimUID
 	Devices []Device           // in the order of the claim
-	Users   []device.Container // of pods of this node that have their devices
+	Users   []device.Container // of pods of this node that may have their devices
+	// Untold: the kubelet is not told what Prepare returns. It prepared the claim earlier.
+	Untold bool
 }
 
 // A Device is one that the scheduler has chosen for a claim.
@@ -226,7 +204,27 @@ type Device struct {
 
 // Prepare writes the files of a claim, and returns the CDI devices for each of its devices. It returns when the files are there.
 func (f *Files) Prepare(ctx context.Context, c Claim) ([][]string, error) {
+	want, err := f.plan(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	f.prepared[c.UID] = true
+	f.mu.Unlock()
+	f.writing.Lock()
+	defer f.writing.Unlock()
+	for _, one := range want {
+		if err := f.replace(one); err != nil {
+			return nil, err
+		}
+	}
+	return f.answer(c), nil
+}
+
+// plan returns the files of a claim as they should be.
+func (f *Files) plan(ctx context.Context, c Claim) (map[device.ClaimRequest]*File, error) {
 	want := map[device.ClaimRequest]*File{}
+	first := map[device.ResourceName]*File{}
 	for _, d := range c.Devices {
 		of := device.ClaimRequest{Claim: c.UID, Request: d.Request}
 		if err := checkName(of); err != nil {
@@ -237,10 +235,18 @@ func (f *Files) Prepare(ctx context.Context, c Claim) ([][]string, error) {
 			one = &File{Request: of, devices: map[device.ResourceName][]device.ID{}}
 			want[of] = one
 		}
-		one.names = append(one.names, d.Name)
-		if d.Resource != "" {
-			one.devices[d.Resource] = append(one.devices[d.Resource], d.ID)
+		if !slices.Contains(one.names, d.Name) { // devices of two resources may have one name
+			one.names = append(one.names, d.Name)
 		}
+		if d.Resource == "" {
+			continue
+		}
+		one.devices[d.Resource] = append(one.devices[d.Resource], d.ID)
+		// A plugin is asked for all devices of its resource that a container has. Some container may use both requests, also one of a later pod.
+		if other := first[d.Resource]; other != nil && other != one {
+			one.Guard, other.Guard = true, true
+		}
+		first[d.Resource] = one
 	}
 	used := map[device.ClaimRequest]bool{}
 	for _, container := range c.Users {
@@ -249,6 +255,9 @@ func (f *Files) Prepare(ctx context.Context, c Claim) ([][]string, error) {
 			continue
 		}
 		got, err := f.grants(ctx, container, st)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		for _, of := range st.Demand.ClaimRequests() {
 			one := want[of]
 			switch {
@@ -263,18 +272,13 @@ func (f *Files) Prepare(ctx context.Context, c Claim) ([][]string, error) {
 			used[of] = true
 		}
 	}
-	f.writing.Lock()
-	defer f.writing.Unlock()
 	for of, one := range want {
-		one.Guard = one.Guard || !used[of]
+		one.Guard = one.Guard || !used[of] || c.Untold && len(one.Grant.Names) > 0 || !f.readable(one)
 		if one.Guard {
 			one.Grant = Grant{}
 		}
-		if err := f.replace(one); err != nil {
-			return nil, err
-		}
 	}
-	return f.answer(c), nil
+	return want, nil
 }
 
 // answer returns the CDI devices of a claim's devices, which are in the files. Those that the plugin names stand with the first device of a request.
@@ -299,7 +303,7 @@ func (f *Files) replace(next *File) error {
 		switch {
 		case same && (before.Guard || !next.Guard && before.Grant.Equal(next.Grant)):
 			next = &before
-			if _, err := os.Stat(filepath.Join(f.Dir, fileName(next.Request))); err == nil {
+			if f.written(next) {
 				return nil
 			}
 		default:
@@ -307,39 +311,6 @@ func (f *Files) replace(next *File) error {
 		}
 	}
 	return f.put(next)
-}
-
-// put writes a file. Where it replaces one, the hook follows it before the file is there: it refuses a container that is created with the former one.
-func (f *Files) put(one *File) error {
-	f.mu.Lock()
-	before := f.all[one.Request]
-	f.all[one.Request] = one
-	f.mu.Unlock()
-	err := f.write(one)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	switch {
-	case err == nil:
-		delete(f.unwritten, one.Request)
-	case before == nil:
-		delete(f.all, one.Request) // the kubelet asks again
-	default:
-		f.unwritten[one.Request] = true
-		f.wake()
-	}
-	f.failure = err
-	return err
-}
-
-func (f *Files) write(one *File) error {
-	s, err := one.spec(f.Boot, f.pid.Load())
-	if err == nil {
-		err = f.lib.WriteSpec(s, fileName(one.Request))
-	}
-	if err != nil {
-		return fmt.Errorf("CDI file of a claim in %s (dra.cdiDir): %w", f.Dir, err)
-	}
-	return nil
 }
 
 // grants asks what a container gets.
@@ -369,22 +340,49 @@ func (f *Files) use(c device.Container, claims ...device.ClaimUID) device.Readin
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		for _, claim := range claims {
-			delete(f.users[claim], c.Pod)
+			f.unuseLocked(claim, c.Pod)
 		}
 	}
 	return st
 }
 
-// Has reports whether the files of a claim are there.
-func (f *Files) Has(claim device.ClaimUID) bool {
+// unuseLocked forgets that a pod has devices of a claim.
+func (f *Files) unuseLocked(claim device.ClaimUID, pod device.PodUID) {
+	delete(f.users[claim], pod)
+	if len(f.users[claim]) == 0 {
+		delete(f.users, claim)
+	}
+}
+
+// Missing reports whether the file of one of these requests is not there. The kubelet may have prepared its claim.
+func (f *Files) Missing(all []device.ClaimRequest) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for of := range f.all {
-		if of.Claim == claim {
-			return true
+	return slices.ContainsFunc(all, func(of device.ClaimRequest) bool { return f.all[of] == nil })
+}
+
+// Unprepared reports that the kubelet does not need a claim any longer. Its files stay until the devices are free.
+func (f *Files) Unprepared(claim device.ClaimUID) {
+	f.mu.Lock()
+	delete(f.prepared, claim)
+	f.mu.Unlock()
+	f.remove(claim)
+}
+
+// gone forgets a pod, and removes the files of claims that neither the kubelet nor another pod needs.
+func (f *Files) gone(pod device.PodUID) {
+	var left []device.ClaimUID
+	f.mu.Lock()
+	for claim, users := range f.users {
+		if users[pod] {
+			f.unuseLocked(claim, pod)
+			left = append(left, claim)
 		}
 	}
-	return false
+	f.mu.Unlock()
+	for _, claim := range left {
+		f.remove(claim)
+	}
 }
 
 // sorted returns the requests of files that match.
@@ -400,37 +398,16 @@ func (f *Files) sorted(match func(device.ClaimRequest) bool) (all []device.Claim
 	return all
 }
 
-// Unprepared reports that the kubelet does not need a claim any longer. Its files stay until the devices are free.
-func (f *Files) Unprepared(claim device.ClaimUID) {
-	f.mu.Lock()
-	used := len(f.users[claim]) > 0
-	f.mu.Unlock()
-	if !used {
-		f.remove(claim)
-	}
-}
-
-// gone forgets a pod, and removes the files of claims that no other pod has.
-func (f *Files) gone(pod device.PodUID) {
-	var free []device.ClaimUID
-	f.mu.Lock()
-	for claim, users := range f.users {
-		if users[pod] {
-			if delete(users, pod); len(users) == 0 {
-				free = append(free, claim)
-			}
-		}
-	}
-	f.mu.Unlock()
-	for _, claim := range free {
-		f.remove(claim)
-	}
-}
-
-// remove removes the files of a claim.
+// remove removes the files of a claim, if nothing needs them.
 func (f *Files) remove(claim device.ClaimUID) {
 	f.writing.Lock()
 	defer f.writing.Unlock()
+	f.mu.Lock()
+	needed := f.prepared[claim] || len(f.users[claim]) > 0
+	f.mu.Unlock()
+	if needed {
+		return
+	}
 	for _, of := range f.sorted(func(of device.ClaimRequest) bool { return of.Claim == claim }) {
 		path := filepath.Join(f.Dir, fileName(of))
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -441,11 +418,6 @@ func (f *Files) remove(claim device.ClaimUID) {
 		delete(f.all, of)
 		delete(f.unwritten, of)
 		f.mu.Unlock()
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.users[claim]) == 0 {
-		delete(f.users, claim)
 	}
 }
 
@@ -460,6 +432,9 @@ func (f *Files) compare(ctx context.Context, c device.Container) {
 		return
 	}
 	got, err := f.grants(ctx, c, st)
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return // the hook asks again
+	}
 	f.writing.Lock()
 	defer f.writing.Unlock()
 	for _, of := range requests {
@@ -473,8 +448,48 @@ func (f *Files) compare(ctx context.Context, c device.Container) {
 		}
 		f.Log.Info("containers of a claim need devmgrd from now on", "claim_uid", of.Claim, "request", of.Request, "uid", c.Pod, "container", c.Name, "why", why)
 		before.Guard, before.Grant.Edits = true, Edits{}
-		if err := f.put(&before); err != nil {
-			f.Log.Error("cannot write CDI file of a claim", "err", err)
+		_ = f.put(&before)
+	}
+}
+
+// refresh writes the used files again.
+func (f *Files) refresh() {
+	f.mu.Lock()
+	all := slices.Collect(maps.Keys(f.used))
+	clear(f.used)
+	f.mu.Unlock()
+	f.writing.Lock()
+	defer f.writing.Unlock()
+	for _, of := range all {
+		if one, there := f.File(of); there {
+			_ = f.put(&one)
 		}
 	}
+}
+
+// put writes a file. Where it replaces one, the hook follows it before the file is there: it refuses a container that is created with the former one.
+// A file that cannot be written is tried again, unless it is new: then the caller does that.
+func (f *Files) put(one *File) error {
+	f.mu.Lock()
+	before := f.all[one.Request]
+	f.all[one.Request] = one
+	f.mu.Unlock()
+	err := f.write(one)
+	if err != nil {
+		err = fmt.Errorf("CDI file of a claim in %s (dra.cdiDir): %w", f.Dir, err)
+		f.Log.Error("cannot write CDI file of a claim", "claim_uid", one.Request.Claim, "request", one.Request.Request, "err", err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case err == nil:
+		delete(f.unwritten, one.Request)
+		return nil
+	case before == nil:
+		delete(f.all, one.Request)
+	default:
+		f.unwritten[one.Request] = err
+		f.wake()
+	}
+	return err
 }

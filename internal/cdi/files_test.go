@@ -24,7 +24,10 @@ import (
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 )
 
-const gpu = device.ResourceName("vendor.example/gpu")
+const (
+	gpu = device.ResourceName("vendor.example/gpu")
+	nic = device.ResourceName("vendor.example/nic")
+)
 
 // A node is an allocator, what its containers get, and a directory of CDI files.
 type node struct {
@@ -34,6 +37,7 @@ type node struct {
 	mu       sync.Mutex
 	stands   map[device.Container]device.Readiness
 	grants   map[device.Container]map[device.ClaimRequest]cdi.Grant // missing: the container needs devmgrd
+	fails    error                                                  // of Grants
 	changes  []device.Change
 	updated  chan struct{}
 	messages strings.Builder
@@ -74,6 +78,9 @@ func (n *node) Updated() <-chan struct{} {
 func (n *node) Grants(_ context.Context, st device.Readiness) (map[device.ClaimRequest]cdi.Grant, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.fails != nil {
+		return nil, n.fails
+	}
 	if got := n.grants[st.Assignment.Container]; got != nil {
 		return maps.Clone(got), nil
 	}
@@ -145,10 +152,8 @@ func (n *node) logged(text string) bool {
 // open returns the node's files, which do not follow changes.
 func (n *node) open(boot string) *cdi.Files {
 	n.t.Helper()
-	f, err := cdi.New(cdi.Config{Dir: n.dir, Boot: boot, Allocator: n, Grants: n, Log: slog.New(slog.NewTextHandler(n, nil))})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	f := cdi.New(cdi.Config{Dir: n.dir, Boot: boot, Allocator: n, Grants: n, Log: slog.New(slog.NewTextHandler(n, nil))})
+	f.SetHook(cdi.Hidden)
 	return f
 }
 
@@ -207,9 +212,12 @@ var (
 
 func claim(users ...device.Container) cdi.Claim {
 	return cdi.Claim{UID: "claim-1", Users: users, Devices: []cdi.Device{
-		{Request: "a", Name: "dev-0", Resource: gpu, ID: "0"}, {Request: "a", Name: "dev-1", Resource: gpu, ID: "1"}, {Request: "b", Name: "dev-2", Resource: gpu, ID: "2"},
+		{Request: "a", Name: "dev-0", Resource: gpu, ID: "0"}, {Request: "a", Name: "dev-1", Resource: gpu, ID: "1"}, {Request: "b", Name: "dev-2", Resource: nic, ID: "2"},
 	}}
 }
+
+// requests are those of claim.
+var requests = []device.ClaimRequest{{Claim: "claim-1", Request: "a"}, {Claim: "claim-1", Request: "b"}}
 
 const (
 	a0, a1, b2 = "devmgrd.io/claim=claim-1_a_dev-0", "devmgrd.io/claim=claim-1_a_dev-1", "devmgrd.io/claim=claim-1_b_dev-2"
@@ -361,7 +369,7 @@ func TestFile_LastPodEnds_IsRemoved(t *testing.T) {
 	n.end(two)
 	plugintest.Eventually(t, "the files are gone", func() bool {
 		left, err := os.ReadDir(n.dir)
-		return err == nil && len(left) == 0 && !f.Has("claim-1")
+		return err == nil && len(left) == 0 && f.Missing(requests[:1])
 	})
 	// The pod has ended before the kubelet was answered.
 	prepare(t, f, one)
@@ -406,7 +414,7 @@ func TestNew_FilesOfEarlierProcesses(t *testing.T) {
 	}
 	f := n.open("boot")
 	stop := n.run(f)
-	f.RuntimeSees(true)
+	f.SetHook(cdi.Visible)
 	plugintest.Eventually(t, "the guard names this process", func() bool {
 		text, err := os.ReadFile(path)
 		return err == nil && strings.Contains(string(text), fmt.Sprintf("/proc/%d/root/dev/null", os.Getpid()))
@@ -417,7 +425,7 @@ func TestNew_FilesOfEarlierProcesses(t *testing.T) {
 	if of, _ := f.File(device.ClaimRequest{Claim: "claim-1", Request: "a"}); of.Guard || !of.Grant.Equal(grant("x")) {
 		t.Errorf("the hook reads %+v", of)
 	}
-	if got := f.Devices([]string{a0, b2, "vendor.example/gpu=0"}); len(got) != 1 || !slices.Equal(got[gpu], []device.ID{"0", "1", "2"}) {
+	if got := f.Devices([]string{a0, b2, "vendor.example/gpu=0"}); len(got) != 2 || !slices.Equal(got[gpu], []device.ID{"0", "1"}) || !slices.Equal(got[nic], []device.ID{"2"}) {
 		t.Errorf("the devices are %v", got)
 	}
 	if _, err := os.Stat(filepath.Join(n.dir, "devmgrd.io-claim_claim-2_a.json")); !errors.Is(err, fs.ErrNotExist) {
@@ -425,7 +433,7 @@ func TestNew_FilesOfEarlierProcesses(t *testing.T) {
 	}
 	stop()
 	// The machine was booted, and the directory is on a disk.
-	if f = n.open("next boot"); f.Has("claim-1") || n.gets("vendor.example/gpu=0") != "A=B" {
+	if f = n.open("next boot"); !f.Missing(requests[:1]) || n.gets("vendor.example/gpu=0") != "A=B" {
 		t.Error("a file of the former boot is left, or another one's is gone")
 	}
 	if got := n.gets(a0); !strings.Contains(got, "unresolvable") {
@@ -499,17 +507,165 @@ func TestPrepare_DirectoryCannotBeWritten_Fails(t *testing.T) {
 	}
 	n.give(one, "claim-1", map[string]string{"a": "x"})
 	f := n.open("boot")
-	if _, err := f.Prepare(t.Context(), claim(one)); err == nil || !strings.Contains(err.Error(), "(dra.cdiDir)") || f.Has("claim-1") {
+	if _, err := f.Prepare(t.Context(), claim(one)); err == nil || !strings.Contains(err.Error(), "(dra.cdiDir)") || !f.Missing(requests[:1]) {
 		t.Errorf("Prepare: %v", err)
-	}
-	if f.Check() == nil {
-		t.Error("readiness does not say so")
 	}
 	if err := os.Remove(n.dir); err != nil {
 		t.Fatal(err)
 	}
 	prepare(t, f, one)
-	if err := f.Check(); err != nil {
+	// Files that are there are written again later, and readiness says so meanwhile.
+	if err := errors.Join(os.RemoveAll(n.dir), os.WriteFile(n.dir, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	n.run(f)
+	plugintest.Eventually(t, "readiness says so", func() bool { return f.Check() != nil })
+	if err := os.Remove(n.dir); err != nil {
+		t.Fatal(err)
+	}
+	plugintest.Eventually(t, "the files are back", func() bool { return f.Check() == nil && n.gets(a0) == "GPU=x" })
+}
+
+// One container may use both requests, also one of a later pod: the plugin is asked for all of its devices at once.
+func TestPrepare_OneResourceByTwoRequests_AreGuards(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.give(one, "claim-1", map[string]string{"a": "x"})
+	n.give(two, "claim-1", map[string]string{"b": "y"})
+	c := claim(one, two)
+	c.Devices[2].Resource = gpu
+	if _, err := n.open("boot").Prepare(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if a, b := n.gets(a0), n.gets(b2); a != "guard" || b != "guard" {
+		t.Errorf("containers get %q and %q", a, b)
+	}
+}
+
+// Devices of two resources have one name, and IDs and values have characters that YAML cannot say.
+func TestPrepare_OddNamesAndValues(t *testing.T) {
+	t.Parallel()
+	for value, want := range map[string]string{"plain ä\t": "GPU=plain ä\t", "\x7f": "guard", "\u0080": "guard", "nel\u0085x": "guard", "\uffff": "guard"} {
+		n := newNode(t)
+		n.give(one, "claim-1", map[string]string{"a": value})
+		f := n.open("boot")
+		c := cdi.Claim{UID: "claim-1", Users: []device.Container{one}, Devices: []cdi.Device{
+			{Request: "a", Name: "0", Resource: gpu, ID: "a\x7fb\u0085"}, {Request: "a", Name: "0", Resource: nic, ID: "0"},
+		}}
+		names, err := f.Prepare(t.Context(), c)
+		if err != nil || len(names) != 2 {
+			t.Fatalf("%q: %v, %v", value, names, err)
+		}
+		if got := n.gets(slices.Concat(names...)...); got != want {
+			t.Errorf("%q: a container gets %q, want %q", value, got, want)
+		}
+		if got := n.open("boot").Devices(names[0])[gpu]; !slices.Equal(got, []device.ID{"a\x7fb\u0085"}) {
+			t.Errorf("read again, it has %q", got)
+		}
+	}
+}
+
+// A pod that shares a claim waits while the first one ends: the kubelet has the claim prepared, and does not ask again.
+func TestFile_SharerWaits_StaysUntilUnprepared(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.give(one, "claim-1", map[string]string{"a": "x"})
+	f := n.open("boot")
+	n.run(f)
+	prepare(t, f, one)
+	n.end(one)
+	n.give(two, "claim-1", map[string]string{"a": "x"})
+	f.Outdated(two)
+	if got := n.gets(a0); got != "GPU=x" {
+		t.Errorf("the other pod's container gets %q", got)
+	}
+	n.end(two)
+	f.Unprepared("claim-1")
+	plugintest.Eventually(t, "the files are gone", func() bool { return f.Missing(requests[:1]) && strings.Contains(n.gets(a0), "unresolvable") })
+}
+
+// devmgrd ends, or the host does not answer in time: that says nothing of a container.
+func TestFile_NoAnswer_GrantStays(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.give(one, "claim-1", map[string]string{"a": "x"})
+	f := n.open("boot")
+	prepare(t, f, one)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	n.fails = context.DeadlineExceeded
+	f.Outdated(one)
+	if err := f.Run(ended); err != nil {
 		t.Error(err)
+	}
+	if _, err := f.Prepare(ended, claim(one)); !errors.Is(err, context.Canceled) {
+		t.Errorf("Prepare: %v", err)
+	}
+	n.run(f)
+	f.Outdated(one)
+	f.Used(requests...)
+	f.SetHook(cdi.Visible)
+	plugintest.Eventually(t, "the files have been compared", func() bool { return n.gets(b2) == "guard" })
+	if got := n.gets(a0); got != "GPU=x" {
+		t.Errorf("a container gets %q", got)
+	}
+}
+
+// While the hook sees no containers, none with a guard is created.
+func TestGuard_HookIsAway_NotCreated(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.give(one, "claim-1", map[string]string{"a": ""})
+	f := n.open("boot")
+	stop := n.run(f)
+	prepare(t, f, one)
+	for _, hook := range []cdi.Hook{cdi.Visible, cdi.Away, cdi.Hidden} {
+		f.SetHook(hook)
+		plugintest.Eventually(t, fmt.Sprint("as of hook ", hook), func() bool {
+			got := n.gets(a0)
+			return hook == cdi.Away && strings.Contains(got, "devmgrd-is-away") || hook != cdi.Away && got == "guard"
+		})
+	}
+	stop()
+	if got := n.gets(a0); !strings.Contains(got, "devmgrd-is-away") {
+		t.Errorf("when devmgrd has ended a container gets %q", got)
+	}
+	next := cdi.New(cdi.Config{Dir: n.dir, Boot: "boot", Allocator: n, Grants: n, Log: slog.New(slog.DiscardHandler)})
+	if got := n.gets(a0); !strings.Contains(got, "devmgrd-is-away") || next.Missing(requests) {
+		t.Errorf("before it is connected a container gets %q", got)
+	}
+}
+
+// The kubelet was told nothing of the plugin's CDI devices: devmgrd adds them.
+func TestPrepare_Untold_PluginsDevicesNeedDevmgrd(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.give(one, "claim-1", map[string]string{"a": "x"})
+	n.grants[one][requests[0]] = cdi.Grant{Names: []string{"vendor.example/gpu=0"}}
+	for _, untold := range []bool{false, true} {
+		n.dir = t.TempDir()
+		c := claim(one)
+		c.Untold = untold
+		names, err := n.open("boot").Prepare(t.Context(), c)
+		if err != nil || slices.Contains(names[0], "vendor.example/gpu=0") == untold {
+			t.Errorf("the kubelet has %q, %v", names, err)
+		}
+		if got := n.gets(a0); (got == "guard") != untold {
+			t.Errorf("a container gets %q", got)
+		}
+	}
+}
+
+// Drafts of a process that was killed are removed.
+func TestNew_Drafts_AreRemoved(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	draft := filepath.Join(n.dir, "devmgrd.io-claim_claim-1_a.json.draft")
+	if err := os.WriteFile(draft, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.open("boot")
+	if _, err := os.Stat(draft); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it is left: %v", err)
 	}
 }

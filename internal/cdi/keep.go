@@ -1,9 +1,7 @@
 package cdi
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"maps"
 	"os"
 	"path/filepath"
@@ -24,19 +22,23 @@ const (
 )
 
 // Run keeps the files as they should be until ctx ends, which is not an error: they follow what plugins grant and which pods there are, and are
-// written again when another process has changed them. When it ends, the files stay.
+// written again when another process has changed them. When it ends, the files stay; the hook sees no containers from then on.
 func (f *Files) Run(ctx context.Context) error {
 	revision := f.catchUp()
-	events, endWatch := f.watch()
+	events, lost, endWatch := f.watch()
 	defer func() { endWatch() }()
+	defer func() {
+		f.SetHook(Away)
+		f.restore(true)
+	}()
 	writes, watches := backoff.Backoff{First: firstWrite, Last: lastWrite}, backoff.Backoff{First: firstWatch, Last: lastWatch}
 	var look, again, rewatch <-chan time.Time
 	look = time.After(0) // what happened before the watch
 	for {
 		updated := f.Allocator.Updated() // before anything is read
+		f.refresh()                      // first, since the process may be killed at any moment
 		revision = f.follow(revision)
 		f.compareAll(ctx)
-		f.refresh()
 		f.mu.Lock()
 		failed, stale := len(f.unwritten) > 0, f.stale
 		f.stale = false
@@ -65,7 +67,11 @@ func (f *Files) Run(ctx context.Context) error {
 			}
 			if !open || e.Name == f.Dir && e.Has(fsnotify.Remove|fsnotify.Rename) {
 				endWatch()
-				events, endWatch = f.watch()
+				events, lost, endWatch = f.watch()
+			}
+		case <-lost: // events
+			if look == nil {
+				look = time.After(lull)
 			}
 		case <-look:
 			look = nil
@@ -74,17 +80,16 @@ func (f *Files) Run(ctx context.Context) error {
 			again = nil
 			f.restore(false)
 		case <-rewatch:
-			rewatch = nil
-			if events, endWatch = f.watch(); events != nil {
+			rewatch, look = nil, time.After(0)
+			if events, lost, endWatch = f.watch(); events != nil {
 				watches.Reset()
-				look = time.After(0)
 			}
 		}
 	}
 }
 
 // watch follows the directory, and makes it if it is missing. Without events the directory is looked at as often as the watch is tried.
-func (f *Files) watch() (events <-chan fsnotify.Event, end func()) {
+func (f *Files) watch() (events <-chan fsnotify.Event, lost <-chan error, end func()) {
 	w, err := fsnotify.NewWatcher()
 	if err == nil {
 		if err = os.MkdirAll(f.Dir, 0o755); err == nil {
@@ -96,9 +101,9 @@ func (f *Files) watch() (events <-chan fsnotify.Event, end func()) {
 	}
 	if err != nil {
 		f.Log.Warn("cannot watch the directory of CDI files; looking at it now and then", "dir", f.Dir, "err", err)
-		return nil, func() {}
+		return nil, nil, func() {}
 	}
-	return w.Events, func() { w.Close() }
+	return w.Events, w.Errors, func() { w.Close() }
 }
 
 // outdate has the files of a pod's containers compared.
@@ -131,24 +136,21 @@ func (f *Files) follow(revision uint64) uint64 {
 
 // catchUp takes over all pods, and forgets the others. It returns the revision at which follow continues.
 func (f *Files) catchUp() (revision uint64) {
-	s := f.Allocator.Snapshot()
-	present := map[device.PodUID]bool{}
-	for _, p := range s.Pods {
-		present[p.Pod.UID] = true
-		f.outdate(p.PodAllocation)
-	}
-	gone := map[device.PodUID]bool{}
+	gone := map[device.PodUID]bool{} // of those known before the snapshot: others may be newer
 	f.mu.Lock()
 	for _, users := range f.users {
 		for uid := range users {
-			gone[uid] = gone[uid] || !present[uid]
+			gone[uid] = true
 		}
 	}
 	f.mu.Unlock()
-	for uid, is := range gone {
-		if is {
-			f.gone(uid)
-		}
+	s := f.Allocator.Snapshot()
+	for _, p := range s.Pods {
+		delete(gone, p.Pod.UID)
+		f.outdate(p.PodAllocation)
+	}
+	for uid := range gone {
+		f.gone(uid)
 	}
 	return s.Revision
 }
@@ -160,36 +162,24 @@ func (f *Files) compareAll(ctx context.Context) {
 	clear(f.outdated)
 	f.mu.Unlock()
 	for _, c := range all {
-		f.compare(ctx, c)
+		if ctx.Err() == nil {
+			f.compare(ctx, c)
+		}
 	}
 }
 
-// content returns what a file has to contain.
-func (f *Files) content(one *File) ([]byte, bool) {
-	s, err := one.spec(f.Boot, f.pid.Load())
-	if err != nil {
-		return nil, false
-	}
-	text, err := json.Marshal(s) // as the library writes it
-	return text, err == nil
-}
-
-// restore writes the files again that are missing, or that say something else. stale: the guards name another process.
+// restore writes the files again that are missing, or that say something else. stale: the guards are as of another Hook.
 func (f *Files) restore(stale bool) {
 	f.writing.Lock()
 	defer f.writing.Unlock()
 	for _, of := range f.sorted(func(device.ClaimRequest) bool { return true }) {
-		one, _ := f.File(of)
-		path := filepath.Join(f.Dir, fileName(of))
-		is, err := os.ReadFile(path)
-		if want, ok := f.content(&one); ok && err == nil && bytes.Equal(is, want) {
+		one, there := f.File(of)
+		if !there || f.written(&one) {
 			continue
 		}
-		if !stale || !one.Guard || err != nil {
-			f.Log.Warn("CDI file of a claim was changed or removed; writing it again", "path", path, "err", err)
+		if !stale || !one.Guard {
+			f.Log.Warn("CDI file of a claim was changed or removed; writing it again", "path", filepath.Join(f.Dir, fileName(of)))
 		}
-		if err := f.put(&one); err != nil {
-			f.Log.Error("cannot write CDI file of a claim", "err", err)
-		}
+		_ = f.put(&one)
 	}
 }

@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
+	"os"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -32,6 +34,15 @@ func (g Grant) Equal(h Grant) bool {
 	return reflect.DeepEqual(g.Edits, h.Edits) && slices.Equal(g.Names, h.Names)
 }
 
+// A Hook is whether devmgrd's hook sees the containers that the runtime creates.
+type Hook int
+
+const (
+	Away    Hook = iota // it does not
+	Hidden              // it does. The runtime does not see devmgrd's process, which has PIDs of its own
+	Visible             // it does, and the runtime sees the process under its PID
+)
+
 // A File is what the file of a request says. It does not change.
 type File struct {
 	Request device.ClaimRequest
@@ -45,35 +56,40 @@ type File struct {
 const (
 	bootKey    = "devmgrd.io/boot"
 	guardKey   = "devmgrd.io/guard"
-	namesKey   = "devmgrd.io/plugin-devices" // CDI devices of the plugin, separated by commas
+	namesKey   = "devmgrd.io/plugin-devices" // CDI devices of the plugin, an array
 	devicesKey = "devmgrd.io/devices"        // an object of IDs by resource
 )
 
 // spec returns the file's content, as of this boot and this process of devmgrd. The edits are those of the file as a whole: the runtime applies them once,
 // however many of its devices a container has. Each device has to have edits of its own, so it has /dev/null, which every container has.
 //
-// A device of a guard has devmgrd's own /dev/null: while the process is away, the runtime does not find that, and creates no container. The kubelet tries
-// again then, while it may give a pod up whose container was created and does not start. The runtime remembers what it has found, until the file is
-// written again: so that follows each use (Used). What remains is a devmgrd that hangs, or whose process the
-// runtime does not see: then the container is created, and does not start, since the mount's source does not exist.
-func (f *File) spec(boot string, pid int64) (*specs.Spec, error) {
-	devices, err := json.Marshal(f.devices)
+// A device of a guard has a /dev/null that the runtime finds while the hook sees containers: that of devmgrd's own process. Otherwise the runtime creates no
+// container. The kubelet tries again then, while it may give a pod up whose container was created and does not start. The runtime remembers what it has
+// found, until the file is written again: so that follows each use (Used). What remains is a devmgrd that hangs, or one that is killed and whose process
+// the runtime does not see: then the container is created, and does not start, since the mount's source does not exist.
+func (f *File) spec(boot string, hook Hook) (*specs.Spec, error) {
+	devices, err := ascii(f.devices)
 	if err != nil {
 		return nil, err
 	}
-	s := &specs.Spec{Kind: Kind, Annotations: map[string]string{bootKey: boot, devicesKey: string(devices)}, ContainerEdits: f.Grant.Edits}
+	s := &specs.Spec{Kind: Kind, Annotations: map[string]string{bootKey: boot, devicesKey: devices}, ContainerEdits: f.Grant.Edits}
 	null := &specs.DeviceNode{Path: "/dev/null", Type: "c", Major: 1, Minor: 3, Permissions: "rw"}
 	if f.Guard {
 		s.Annotations[guardKey] = "true"
 		s.ContainerEdits = Edits{Mounts: []*specs.Mount{{HostPath: guardSource, ContainerPath: GuardPath(f.Request), Options: []string{"rbind", "ro"}, Type: "bind"}}}
-		if pid != 0 {
-			null = &specs.DeviceNode{Path: "/dev/null", HostPath: fmt.Sprintf("/proc/%d/root/dev/null", pid), Permissions: "rw"}
+		switch hook {
+		case Away:
+			null = &specs.DeviceNode{Path: "/dev/null", HostPath: guardSource, Permissions: "rw"}
+		case Visible:
+			null = &specs.DeviceNode{Path: "/dev/null", HostPath: fmt.Sprintf("/proc/%d/root/dev/null", os.Getpid()), Permissions: "rw"}
 		}
 	}
 	mode, root := fs.FileMode(0o666), uint32(0)
 	null.FileMode, null.UID, null.GID = &mode, &root, &root
 	if len(f.Grant.Names) > 0 {
-		s.Annotations[namesKey] = strings.Join(f.Grant.Names, ",")
+		if s.Annotations[namesKey], err = ascii(f.Grant.Names); err != nil {
+			return nil, err
+		}
 	}
 	for _, name := range f.names {
 		s.Devices = append(s.Devices, specs.Device{Name: deviceName(f.Request, name), ContainerEdits: Edits{DeviceNodes: []*specs.DeviceNode{null}}})
@@ -82,17 +98,33 @@ func (f *File) spec(boot string, pid int64) (*specs.Spec, error) {
 	return s, err
 }
 
+// ascii returns a value as quoted JSON: YAML has no control characters.
+func ascii(v any) (string, error) {
+	text, err := json.Marshal(v)
+	return strconv.QuoteToASCII(string(text)), err
+}
+
+func fromASCII(text string, to any) error {
+	plain, err := strconv.Unquote(text)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal([]byte(plain), to)
+}
+
 // fileOf reads a file's content. It fails if the content is of another boot, or not of this package.
 func fileOf(of device.ClaimRequest, s *specs.Spec, boot string) (*File, error) {
 	f := &File{Request: of, Guard: s.Annotations[guardKey] != ""}
 	if s.Kind != Kind || s.Annotations[bootKey] != boot {
 		return nil, fmt.Errorf("it is of kind %q and of boot %q", s.Kind, s.Annotations[bootKey])
 	}
-	if err := json.Unmarshal([]byte(s.Annotations[devicesKey]), &f.devices); err != nil {
+	if err := fromASCII(s.Annotations[devicesKey], &f.devices); err != nil {
 		return nil, fmt.Errorf("its devices: %w", err)
 	}
 	if names := s.Annotations[namesKey]; names != "" {
-		f.Grant.Names = strings.Split(names, ",")
+		if err := fromASCII(names, &f.Grant.Names); err != nil {
+			return nil, fmt.Errorf("the plugin's devices: %w", err)
+		}
 	}
 	if !f.Guard {
 		f.Grant.Edits = s.ContainerEdits

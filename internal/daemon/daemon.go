@@ -209,9 +209,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			if err != nil {
 				return err
 			}
-			if offers, err = newClaims(c, resourceAPI, devices, stateFile, known, node, offered, sliceable, rules, bootID, logFor, metrics); err != nil {
-				return err
-			}
+			offers = newClaims(c, resourceAPI, devices, stateFile, known, node, offered, sliceable, rules, bootID, logFor, metrics)
 			nriConfig.Claims = offers.files
 			podsConfig.Sink, podsConfig.Claims = offers, true
 			components = append(components, component{"dra", offers.check})

@@ -99,12 +99,9 @@ func pluginsDir(c config.Config) string {
 // newClaims returns Dynamic Resource Allocation on this node.
 func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, stateFile *store.Store, known store.State, node *nodestatus.Publisher, offered *offering,
 	sliceable chan<- struct{}, rules nri.Rules, bootID string, logFor func(string) *slog.Logger, metrics prometheus.Registerer,
-) (*claims, error) {
+) *claims {
 	log := logFor("dra")
-	files, err := cdi.New(cdi.Config{Dir: c.DRA.CDIDir, Boot: bootID, Allocator: devices, Grants: nri.NewGrants(rules, log), Log: log})
-	if err != nil {
-		return nil, err
-	}
+	files := cdi.New(cdi.Config{Dir: c.DRA.CDIDir, Boot: bootID, Allocator: devices, Grants: nri.NewGrants(rules, log), Log: log})
 	publisher := dra.New(dra.PublisherConfig{
 		NodeName: c.NodeName, Client: api, View: devices, Order: devices.Order, Places: stateFile, Known: known.Places, MaxDevices: c.DRA.MaxDevices, Log: log, Metrics: metrics,
 		Claimed: offered.claimed, Uncounted: node.Uncounted, NodeChanged: node.Follow(), NodeUID: node.NodeUID, Writable: sliceable,
@@ -126,7 +123,7 @@ func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, s
 			RegistryDir: c.Plugins.KubeletRegistryDir(), PluginsDir: pluginsDir(c),
 			Claims: all, Allocator: devices, Files: files, Hold: c.DRA.Hold, Log: log, Metrics: metrics,
 		}),
-	}, nil
+	}
 }
 
 // check returns nil while the scheduler sees the devices and the kubelet knows the driver.

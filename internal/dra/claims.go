@@ -110,6 +110,16 @@ func (c claim) has(request string) bool {
 	return slices.ContainsFunc(c.results, func(r result) bool { return r.of(request) })
 }
 
+// requests returns the requests for which the scheduler has chosen devices of this driver.
+func (c claim) requests() (all []device.ClaimRequest) {
+	for _, r := range c.results {
+		if of := (device.ClaimRequest{Claim: c.uid, Request: r.base()}); !slices.Contains(all, of) {
+			all = append(all, of)
+		}
+	}
+	return all
+}
+
 // A result is a device that the scheduler has chosen.
 type result struct {
 	request, pool, device string

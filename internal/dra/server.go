@@ -30,6 +30,7 @@ const (
 	maxRequestBytes         = 1 << 20
 	streams                 = 256 // requests at once on one connection: the kubelet prepares the claims of many pods at once
 	firstListen, lastListen = time.Second, 30 * time.Second
+	rewriteTime             = 20 * time.Second // in which the kubelet asks to prepare the claim of a pod, several times
 	registerTime            = 30 * time.Second // for the kubelet to register the driver; it takes two seconds, and longer while the node boots
 )
 
@@ -49,8 +50,8 @@ type Files interface {
 	Prepare(context.Context, cdi.Claim) ([][]string, error)
 	// Unprepared reports that the kubelet does not need a claim any longer.
 	Unprepared(device.ClaimUID)
-	// Has reports whether the files of a claim are there.
-	Has(device.ClaimUID) bool
+	// Missing reports whether the file of one of these requests is not there.
+	Missing([]device.ClaimRequest) bool
 }
 
 // ServerConfig is what NewServer needs.
@@ -76,6 +77,7 @@ type Server struct {
 	limiter      *connlimit.Limiter
 	healthAgain  time.Duration
 	registerTime time.Duration
+	rewriteTime  time.Duration
 
 	mu      sync.Mutex // guards what follows
 	failure error      // why the kubelet cannot reach the driver, or has refused it; nil: it has accepted it
@@ -86,7 +88,7 @@ var errNotRegistered = errors.New("the kubelet has not registered the DRA driver
 
 // NewServer returns a Server. Run makes it listen.
 func NewServer(c ServerConfig) *Server {
-	s := &Server{ServerConfig: c, limiter: connlimit.New(connections, connlimit.UnixClient), failure: errNotRegistered, healthAgain: healthAgain, registerTime: registerTime,
+	s := &Server{ServerConfig: c, limiter: connlimit.New(connections, connlimit.UnixClient), failure: errNotRegistered, healthAgain: healthAgain, registerTime: registerTime, rewriteTime: rewriteTime,
 		prepared: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "devmgrd_claims_prepared_total", Help: "Answers to the kubelet about ResourceClaims, by result: ready, waited (held until the devices were assigned) or refused (the kubelet asks again).",
 		}, []string{"result"})}
@@ -246,7 +248,7 @@ func (s *Server) NodePrepareResources(ctx context.Context, request *drav1.NodePr
 		got, waited, err := s.prepare(ctx, hold, c)
 		var names [][]string
 		if err == nil {
-			names, err = s.write(ctx, c.Namespace, c.Name, got)
+			names, err = s.write(ctx, c.Namespace, c.Name, got, false)
 		}
 		result := "ready"
 		switch {
@@ -304,39 +306,52 @@ func (s *Server) prepare(ctx, hold context.Context, c *drav1.Claim) (got claim, 
 	}
 }
 
-// write writes the CDI files of a claim whose pods have their devices.
-func (s *Server) write(ctx context.Context, namespace, name string, of claim) ([][]string, error) {
+// write writes the CDI files of a claim whose pods have their devices. untold: the kubelet does not get the answer.
+func (s *Server) write(ctx context.Context, namespace, name string, of claim, untold bool) ([][]string, error) {
 	users, _, _ := s.Claims.users(namespace, name, of)
-	return s.Files.Prepare(ctx, cdi.Claim{UID: of.uid, Devices: s.Claims.devices(of), Users: slices.Concat(users...)})
+	return s.Files.Prepare(ctx, cdi.Claim{UID: of.uid, Devices: s.Claims.devices(of), Users: slices.Concat(users...), Untold: untold})
 }
 
-// rewrite writes the CDI files that are missing of claims that the kubelet had prepared before devmgrd started, until ctx ends. The kubelet
-// does not ask again, and the runtime creates no container without them.
+// rewrite writes the CDI files that are missing of claims whose pods have had their devices for rewriteTime, until ctx ends: the kubelet had the claim
+// prepared before devmgrd started, and does not ask again. The runtime creates no container without them.
 func (s *Server) rewrite(ctx context.Context) {
-	done := map[device.ClaimUID]bool{}
+	since := map[device.ClaimUID]time.Time{} // files are missing
 	for {
 		updated, changed := s.Allocator.Updated(), s.Claims.Changed() // before anything is asked
+		var next time.Time
+		before := since
+		since = map[device.ClaimUID]time.Time{}
 		for of, one := range s.Claims.known() {
-			if done[one.uid] {
-				continue
-			}
 			users, _, _ := s.Claims.users(of.Namespace, of.Name, one)
-			ready := slices.ContainsFunc(users, func(using []device.Container) bool { return s.Allocator.Readiness(using[0]).State == device.Ready })
-			if !ready {
+			ready := func(using []device.Container) bool { return s.Allocator.Readiness(using[0]).State == device.Ready }
+			if !s.Files.Missing(one.requests()) || !slices.ContainsFunc(users, ready) {
 				continue
 			}
-			if !s.Files.Has(one.uid) {
-				if _, err := s.write(ctx, of.Namespace, of.Name, one); err != nil {
-					s.Log.Warn("cannot write the CDI files of a claim", "namespace", of.Namespace, "claim", of.Name, "err", err)
-				}
+			began, known := before[one.uid]
+			if !known {
+				began = time.Now()
 			}
-			done[one.uid] = true
+			if time.Since(began) >= s.rewriteTime {
+				if _, err := s.write(ctx, of.Namespace, of.Name, one, true); err == nil {
+					continue
+				}
+				began = time.Now() // the error is logged
+			}
+			since[one.uid] = began
+			if due := began.Add(s.rewriteTime); next.IsZero() || due.Before(next) {
+				next = due
+			}
+		}
+		var again <-chan time.Time
+		if !next.IsZero() {
+			again = time.After(time.Until(next))
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-updated:
 		case <-changed:
+		case <-again:
 		}
 	}
 }

@@ -3,6 +3,7 @@ package dra
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -63,6 +64,7 @@ func (r *readiness) serve(c device.Container) {
 type written struct {
 	mu     sync.Mutex
 	claims map[device.ClaimUID][]device.Container // that use them
+	untold bool
 	fails  error
 }
 
@@ -74,6 +76,7 @@ func (w *written) Prepare(_ context.Context, c cdi.Claim) (all [][]string, err e
 	}
 	if w.fails == nil {
 		w.claims[c.UID] = c.Users
+		w.untold = w.untold || c.Untold
 	}
 	return all, w.fails
 }
@@ -84,10 +87,10 @@ func (w *written) Unprepared(uid device.ClaimUID) {
 	delete(w.claims, uid)
 }
 
-func (w *written) Has(uid device.ClaimUID) bool {
+func (w *written) Missing(all []device.ClaimRequest) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.claims[uid] != nil
+	return slices.ContainsFunc(all, func(of device.ClaimRequest) bool { return w.claims[of.Claim] == nil })
 }
 
 // A kubelet is what calls the server.
@@ -112,6 +115,7 @@ func newKubelet(t testing.TB, hold time.Duration) *kubelet {
 		RegistryDir: filepath.Join(dir, "plugins_registry"), PluginsDir: filepath.Join(dir, "plugins"), Claims: claims, Allocator: devices, Files: files, Hold: hold,
 		Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})
+	s.rewriteTime = 100 * time.Millisecond
 	ctx, stop := context.WithCancel(context.Background())
 	var work sync.WaitGroup
 	for _, run := range []func(context.Context) error{claims.Run, s.Run} {
@@ -203,6 +207,30 @@ func TestServer_DevicesComeLater_AnswerIsHeldForThem(t *testing.T) {
 	if got := <-answered; got != "a=n1/a.example/gpu/0:1" {
 		t.Error(got)
 	}
+}
+
+// The kubelet had a claim prepared before devmgrd started, and its files are missing: they are written, also if that fails at first.
+func TestServer_FilesAreMissing_AreWritten(t *testing.T) {
+	t.Parallel()
+	k := newKubelet(t, time.Minute)
+	k.files.mu.Lock()
+	k.files.fails = errors.New("the disk is full")
+	k.files.mu.Unlock()
+	k.world.list(gpu, "1")
+	k.world.allocate("c", "a=a.example/gpu:1")
+	k.world.reserve("c", "p")
+	k.claims.Bind(demand("p", "main c"))
+	k.devices.serve(device.Container{Pod: "p", Name: "main"})
+	time.AfterFunc(300*time.Millisecond, func() {
+		k.files.mu.Lock()
+		defer k.files.mu.Unlock()
+		k.files.fails = nil
+	})
+	plugintest.Eventually(t, "they are written", func() bool {
+		k.files.mu.Lock()
+		defer k.files.mu.Unlock()
+		return k.files.claims["uid-c"] != nil && k.files.untold
+	})
 }
 
 func TestServer_DevicesDoNotCome_ErrorHasTheReason(t *testing.T) {

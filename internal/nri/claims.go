@@ -22,8 +22,8 @@ type ClaimFiles interface {
 	File(device.ClaimRequest) (cdi.File, bool)
 	// Devices returns the devices of CDI devices, by the files.
 	Devices(names []string) map[device.ResourceName][]device.ID
-	// RuntimeSees reports whether the runtime sees devmgrd's process under its PID.
-	RuntimeSees(same bool)
+	// SetHook says whether the hook sees the containers that the runtime creates.
+	SetHook(cdi.Hook)
 	// Used has files written again, so that the runtime looks at the host's device nodes again.
 	Used(...device.ClaimRequest)
 	// Outdated has a container's files compared with what it gets now.
@@ -94,28 +94,28 @@ func namesClaims(ctr *api.Container) bool {
 }
 
 // checkClaims compares a container's requests, as devmgrd knows them, with what the kubelet has the runtime give to it. injected reports that the runtime
-// has given it all that it gets. It fails if the container must not be created.
-func (p *plugin) checkClaims(ctx context.Context, st device.Readiness, ctr *api.Container) (injected bool, err error) {
+// has given it all that it gets, but for the CDI devices of the plugin that are missing. It fails if the container must not be created.
+func (p *plugin) checkClaims(ctx context.Context, st device.Readiness, ctr *api.Container) (injected bool, missing []string, err error) {
 	wants, named, guarded := st.Demand.ClaimRequests(), claimed(ctr), guards(ctr)
 	if name, is := byAnnotation(ctr); is {
-		return false, device.Refuse(device.ClaimMismatch, nil, "an annotation of the container names the CDI device %s of a claim", name)
+		return false, nil, device.Refuse(device.ClaimMismatch, nil, "an annotation of the container names the CDI device %s of a claim", name)
 	}
 	for _, of := range slices.Concat(named, guarded) {
 		if !slices.Contains(wants, of) {
-			return false, device.Refuse(device.ClaimMismatch, nil, "the kubelet names devices of request %s of the ResourceClaim with UID %s for the container, and devmgrd has granted it none of them", of.Request, of.Claim)
+			return false, nil, device.Refuse(device.ClaimMismatch, nil, "the kubelet names devices of request %s of the ResourceClaim with UID %s for the container, and devmgrd has granted it none of them", of.Request, of.Claim)
 		}
 	}
 	if len(wants) == 0 {
-		return false, nil
+		return false, nil, nil
 	}
 	files := p.claimFiles
 	if files == nil {
-		return false, device.Refuse(device.ClaimMismatch, nil, "the container has a ResourceClaim, and devmgrd does not serve claims")
+		return false, nil, device.Refuse(device.ClaimMismatch, nil, "the container has a ResourceClaim, and devmgrd does not serve claims")
 	}
 	if p.features.Load().showsCDI {
 		for _, of := range wants {
 			if !slices.Contains(named, of) {
-				return false, device.Refuse(device.ClaimMismatch, nil, "the kubelet does not give the container the devices of request %s of the ResourceClaim with UID %s: the pod's status does not fit to the claim, or the claim was prepared by another version of devmgrd; then restart the kubelet", of.Request, of.Claim)
+				return false, nil, device.Refuse(device.ClaimMismatch, nil, "the kubelet does not give the container the devices of request %s of the ResourceClaim with UID %s: the pod's status does not fit to the claim, or the claim was prepared by another version of devmgrd; then restart the kubelet", of.Request, of.Claim)
 			}
 		}
 	}
@@ -128,22 +128,60 @@ func (p *plugin) checkClaims(ctx context.Context, st device.Readiness, ctr *api.
 		if got == nil {
 			if got, err = p.grants.Grants(ctx, st); err != nil {
 				p.claimFiles.Outdated(st.Assignment.Container)
-				return false, device.Refuse(device.Allocating, err, "the CDI file of the container's claim is being changed")
+				return false, nil, device.Refuse(device.Allocating, err, "the CDI file of the container's claim is being changed")
 			}
 		}
 		switch file, there := files.File(of); {
 		case !there || file.Guard || !file.Grant.Equal(got[of]):
 			files.Outdated(st.Assignment.Container)
-			return false, device.Refuse(device.Allocating, nil, "the CDI file of the container's claim is being changed")
+			return false, nil, device.Refuse(device.Allocating, nil, "the CDI file of the container's claim is being changed")
 		case !contains(view, got[of]):
-			return false, device.Refuse(device.ClaimMismatch, nil, "the container lacks what the CDI device of request %s of the ResourceClaim with UID %s adds: the kubelet did not name it to %s, or CDI is off there (enable_cdi), or its cdi_spec_dirs lack dra.cdiDir",
+			return false, nil, device.Refuse(device.ClaimMismatch, nil, "the container lacks what the CDI device of request %s of the ResourceClaim with UID %s adds: the kubelet did not name it to %s, or CDI is off there (enable_cdi), or its cdi_spec_dirs lack dra.cdiDir",
 				of.Request, of.Claim, p.features.Load().runtime)
 		case renumbered(view, got[of]):
 			files.Used(of)
-			return false, device.Refuse(device.Allocating, nil, "a device node of the container has another number since the runtime has looked at it")
+			return false, nil, device.Refuse(device.Allocating, nil, "a device node of the container has another number since the runtime has looked at it")
+		}
+		missing = append(missing, p.lacks(ctx, ctr, view, got[of].Names)...)
+	}
+	return len(guarded) == 0, missing, nil
+}
+
+// lacks returns those of a plugin's CDI devices that the runtime has not given to a container. A runtime that does not show which the kubelet named shows
+// the device nodes and mounts that they add.
+func (p *plugin) lacks(ctx context.Context, ctr *api.Container, view containerView, names []string) (missing []string) {
+	if len(names) == 0 {
+		return nil
+	}
+	shown := lists.Map(ctr.GetCDIDevices(), (*api.CDIDevice).GetName)
+	for _, name := range names {
+		if slices.Contains(shown, name) {
+			continue
+		}
+		if !p.features.Load().showsCDI {
+			add, err := checkHost(ctx, p.hostChecks, "CDI specifications of", name, func() (edits, error) { return cdiEdits(cdiDirs, []string{name}), nil })
+			if err == nil && view.has(add) {
+				continue
+			}
+		}
+		missing = append(missing, name)
+	}
+	return missing
+}
+
+// has reports whether a container has all device nodes and mounts of edits, and these have any.
+func (v containerView) has(add edits) bool {
+	for _, n := range add.DeviceNodes {
+		if _, is := v.nodes[n.Path]; !is {
+			return false
 		}
 	}
-	return len(guarded) == 0, nil
+	for _, m := range add.Mounts {
+		if _, is := v.mounts[m.ContainerPath]; !is {
+			return false
+		}
+	}
+	return len(add.DeviceNodes)+len(add.Mounts) > 0
 }
 
 // foreignClaims fails if a container without devices of claims names some: the kubelet names none for it.
@@ -155,23 +193,15 @@ func foreignClaims(ctr *api.Container) error {
 }
 
 // unguard removes the guards of a container, and leaves out CDI devices that the kubelet names as well.
-func (p *plugin) unguard(to *api.ContainerAdjustment, st device.Readiness, ctr *api.Container) {
-	guarded := guards(ctr)
-	for _, of := range guarded {
+func (p *plugin) unguard(ctx context.Context, to *api.ContainerAdjustment, st device.Readiness, ctr *api.Container) {
+	for _, of := range guards(ctr) {
 		to.RemoveMount(cdi.GuardPath(of))
 	}
-	if len(st.Demand.Requests) == 0 {
+	if len(st.Demand.Requests) == 0 || len(to.CDIDevices) == 0 {
 		return
 	}
-	p.claimFiles.Used(guarded...)
-	var told []string
-	for _, of := range st.Demand.ClaimRequests() {
-		if file, there := p.claimFiles.File(of); there {
-			told = append(told, file.Grant.Names...)
-		}
-	}
-	told = append(told, lists.Map(ctr.GetCDIDevices(), (*api.CDIDevice).GetName)...)
-	to.CDIDevices = slices.DeleteFunc(to.CDIDevices, func(d *api.CDIDevice) bool { return slices.Contains(told, d.GetName()) })
+	missing := p.lacks(ctx, ctr, viewOf(ctr), lists.Map(to.CDIDevices, (*api.CDIDevice).GetName))
+	to.CDIDevices = slices.DeleteFunc(to.CDIDevices, func(d *api.CDIDevice) bool { return !slices.Contains(missing, d.GetName()) })
 }
 
 // alone returns the devices of a container that was created while devmgrd was away, with what its CDI devices say; nil: with nothing, as far as devmgrd

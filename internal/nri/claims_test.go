@@ -38,7 +38,7 @@ func (w *claimWorld) File(of device.ClaimRequest) (cdi.File, bool)     { return 
 func (w *claimWorld) Devices(names []string) map[device.ResourceName][]device.ID {
 	return w.files.Devices(names)
 }
-func (w *claimWorld) RuntimeSees(bool)                {}
+func (w *claimWorld) SetHook(cdi.Hook)                {}
 func (w *claimWorld) Used(all ...device.ClaimRequest) { w.used += len(all) }
 func (w *claimWorld) Outdated(device.Container)       { w.outdate++ }
 
@@ -66,11 +66,8 @@ func newClaims(t *testing.T, st device.Readiness) *claimWorld {
 	p, h := newPlugin(t)
 	w := &claimWorld{harness: h, t: t, plugin: p, dir: t.TempDir()}
 	w.set(st)
-	f, err := cdi.New(cdi.Config{Dir: w.dir, Boot: "boot", Allocator: w, Grants: p.grants, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.files, p.claimFiles = f, w
+	w.files, p.claimFiles = cdi.New(cdi.Config{Dir: w.dir, Boot: "boot", Allocator: w, Grants: p.grants, Log: slog.New(slog.DiscardHandler)}), w
+	w.files.SetHook(cdi.Hidden)
 	w.prepare()
 	return w
 }
@@ -246,11 +243,7 @@ func TestClaim_MappingsDiffer_IsRefused(t *testing.T) {
 			w.set(st)
 		}, want: device.Allocating},
 		"the file was lost": {spoil: func(w *claimWorld, _ *api.Container) {
-			f, err := cdi.New(cdi.Config{Dir: filepath.Join(w.dir, "empty"), Allocator: w, Grants: w.plugin.grants, Log: slog.New(slog.DiscardHandler)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			w.files = f
+			w.files = cdi.New(cdi.Config{Dir: filepath.Join(w.dir, "empty"), Allocator: w, Grants: w.plugin.grants, Log: slog.New(slog.DiscardHandler)})
 		}, want: device.Allocating},
 		"no claims are served": {spoil: func(w *claimWorld, _ *api.Container) { w.plugin.claimFiles = nil }, want: device.ClaimMismatch},
 	} {
@@ -270,7 +263,7 @@ func TestClaim_MappingsDiffer_IsRefused(t *testing.T) {
 			if _, why := w.create(ctr); why != test.want {
 				t.Errorf("it is refused for %q, want %q", why, test.want)
 			}
-			if (test.want == device.Allocating && !test.renumbered) != (w.outdate == 1) || test.renumbered != (w.used == 1) {
+			if (test.want == device.Allocating && !test.renumbered) != (w.outdate == 1) || test.renumbered && w.used != 1 {
 				t.Errorf("%d times a file is compared, %d times written again", w.outdate, w.used)
 			}
 		})
@@ -335,5 +328,51 @@ func TestGrants_DeviceNode_HasNoNumber(t *testing.T) {
 	}
 	if _, err := os.Stat("/dev/zero"); err != nil || strings.Contains(fmt.Sprint(got), "/volume") {
 		t.Errorf("the pod's volume is covered: %v", got)
+	}
+}
+
+// The plugin grants nothing but a CDI device of its own, and the kubelet does not name it: devmgrd adds it. The test is not parallel: it sets the directories.
+func TestClaim_CDIDeviceOfThePluginOnly_IsNeverMissing(t *testing.T) {
+	before := cdiDirs
+	t.Cleanup(func() { cdiDirs = before })
+	cdiDirs = []string{t.TempDir()}
+	spec := `{"cdiVersion":"0.5.0","kind":"a.com/x","devices":[{"name":"1","containerEdits":{"deviceNodes":[{"path":"/dev/theirs","hostPath":"/dev/zero"}]}}]}`
+	if err := os.WriteFile(filepath.Join(cdiDirs[0], "x.json"), []byte(spec), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	st := claiming()
+	st.Assignment.Shares[0].Grant = device.Grant{CDI: []string{"a.com/x=1"}}
+	for _, version := range []string{"2.1.0", "2.2.0", "v2.4.2"} {
+		for _, given := range []bool{false, true} {
+			w := newClaims(t, st)
+			if _, err := w.plugin.Configure(context.Background(), "", "containerd", version); err != nil {
+				t.Fatal(err)
+			}
+			ctr := w.container(byName)
+			if given {
+				ctr.Linux.Devices = append(ctr.Linux.Devices, &api.LinuxDevice{Path: "/dev/theirs", Type: "c", Major: 1, Minor: 5})
+				ctr.CDIDevices = append(ctr.CDIDevices, &api.CDIDevice{Name: "a.com/x=1"})
+			}
+			if version != "v2.4.2" {
+				ctr.CDIDevices = nil
+			}
+			adj, why := w.create(ctr)
+			if why != "" || (len(adj.CDIDevices) == 0) != given {
+				t.Errorf("%s, given %v: %v, %s", version, given, adj, why)
+			}
+		}
+	}
+}
+
+// A container with a guard that is refused is one that the runtime has looked for, too.
+func TestClaim_GuardedAndRefused_FileIsWrittenAgain(t *testing.T) {
+	t.Parallel()
+	st := claiming()
+	st.Assignment.Shares[0].Grant.Annotations = map[string]string{"k": "v"}
+	w := newClaims(t, st)
+	ctr := w.container(byName)
+	w.set(busy(nil))
+	if _, _, err := w.plugin.CreateContainer(context.Background(), sandbox(), ctr); err == nil || w.used != 1 {
+		t.Errorf("%v, %d files are written again", err, w.used)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/ttrpc"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
@@ -183,9 +184,11 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 		return false, err
 	}
 	n.seesRuntime.Store(runtime > 0)
+	hook := func(cdi.Hook) {}
 	if n.config.Claims != nil {
-		n.config.Claims.RuntimeSees(runtime > 0 && samePIDs(runtime))
+		hook = n.config.Claims.SetHook
 	}
+	defer hook(cdi.Away)
 	lost := make(chan struct{})
 	var once sync.Once
 	var synced atomic.Bool
@@ -197,6 +200,11 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 			synced.Store(true)
 			n.connected.Store(true)
 			n.stuck.Store(nil)
+			if runtime > 0 && samePIDs(runtime) {
+				hook(cdi.Visible)
+			} else {
+				hook(cdi.Hidden)
+			}
 			n.first.Do(func() { close(n.synced) })
 		},
 	}

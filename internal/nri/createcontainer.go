@@ -30,6 +30,9 @@ func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 	}()
 	defer p.survive("CreateContainer", &err)
 	p.present.add(pod) // the event of its start may have been missed
+	if guarded := guards(ctr); p.claimFiles != nil && len(guarded) > 0 {
+		defer p.claimFiles.Used(guarded...) // also if the container is refused
+	}
 	id, name := identity(pod), nameOf(ctr)
 	ctx, cancel := context.WithTimeout(ctx, budget(ctx))
 	defer cancel()
@@ -130,11 +133,17 @@ func (p *plugin) notStarted(pod device.Pod, container string, times int, validat
 // the hook is late.
 func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id device.Pod, st device.Readiness, pod *api.PodSandbox, ctr *api.Container) error {
 	own := &api.ContainerAdjustment{}
-	injected, err := p.checkClaims(ctx, st, ctr)
+	injected, missing, err := p.checkClaims(ctx, st, ctr)
 	if err != nil {
 		return err
 	}
 	if injected {
+		for _, name := range missing {
+			if !p.features.Load().cdi {
+				return device.Refuse(device.ClaimMismatch, nil, "the container lacks the device plugin's CDI device %s, which %s cannot add", name, p.features.Load().runtime)
+			}
+			adj.AddCDIDevice(&api.CDIDevice{Name: name})
+		}
 		adj.AddAnnotation(stampKey, stamp(st.Assignment))
 		return fits(pod, ctr, adj)
 	}
@@ -150,7 +159,7 @@ func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id de
 		p.log.Warn("device plugins conflict; using the first", "pod", id.String(), "container", nameOf(ctr), "conflicts", lists.First(conflicts, maxNamed))
 		p.notifier.Contradiction(id, nameOf(ctr), conflicts)
 	}
-	p.unguard(own, st, ctr)
+	p.unguard(ctx, own, st, ctr)
 	adj.Annotations, adj.Env, adj.Args, adj.Linux, adj.CDIDevices = own.Annotations, own.Env, own.Args, own.Linux, own.CDIDevices
 	adj.Mounts = append(adj.Mounts, own.Mounts...) // what has been redirected stays
 	return fits(pod, ctr, adj)
