@@ -181,5 +181,16 @@ func patch(next quantities) ([]byte, error) {
 	return body, nil
 }
 
+// nodeStatesOf returns the states of the Nodes of a list.
+func nodeStatesOf(list runtime.Object) (all []nodeState) {
+	nodes, _ := list.(*corev1.NodeList)
+	for i := range nodes.Items {
+		if n, ok := nodeStateOf(&nodes.Items[i]); ok {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
 // newObjects returns the objects into which the watch decodes.
 func newObjects() (object, list runtime.Object) { return &corev1.Node{}, &corev1.NodeList{} }

@@ -172,6 +172,7 @@ func (p *Publisher) publish(ctx context.Context) {
 	changed := p.store.follow()
 	retry := backoff.Backoff{First: firstRetry, Last: lastRetry}
 	decider := newDecider()
+	doubt := false                          // a patch has failed, and may have been carried out all the same
 	logged := map[device.ResourceName]int{} // the value last logged for each resource
 	defer func() { p.restore(ctx, decider) }()
 	for ctx.Err() == nil {
@@ -209,6 +210,13 @@ func (p *Publisher) publish(ctx context.Context) {
 		}
 		p.expect(decider.following(next.want))
 		switch {
+		case next.settled && doubt: // as of a state of before the patch
+			if err := p.look(ctx); err != nil {
+				p.setFailure(err)
+				p.pause(ctx, retry.Next(), p.store.relisted)
+				continue
+			}
+			doubt = false
 		case next.settled:
 			logged = next.want
 			retry.Reset()
@@ -223,10 +231,12 @@ func (p *Publisher) publish(ctx context.Context) {
 				err = p.write(ctx, next.patch)
 			}
 			if err != nil {
+				doubt = true
 				p.setFailure(err)
 				p.pause(ctx, retry.Next(), p.store.relisted)
 				continue
 			}
+			doubt = false // the answer has the newest state
 			decider.patched(next.patch)
 			if err := p.postponeUncounted(uncounted); err != nil {
 				p.setFailure(err)
@@ -466,6 +476,20 @@ func (p *Publisher) write(ctx context.Context, next quantities) error {
 		return err
 	}
 	return p.send(ctx, partCapacity, types.MergePatchType, body, next)
+}
+
+// look reads the Node from the API server.
+func (p *Publisher) look(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
+	defer cancel()
+	_, list := newObjects()
+	if err := p.cfg.Client.Get().Resource("nodes").Param("fieldSelector", "metadata.name="+p.cfg.NodeName).Do(ctx).Into(list); err != nil {
+		return fmt.Errorf("reading node %s: %w", p.cfg.NodeName, err)
+	}
+	for _, seen := range nodeStatesOf(list) {
+		p.store.observe(seen)
+	}
+	return nil
 }
 
 // send sends one patch, and uses the answer as the newest state of the Node, which must show these quantities.

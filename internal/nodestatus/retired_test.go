@@ -56,3 +56,22 @@ func TestRetiredIsNotedLater(t *testing.T) {
 	kubetest.Until(t, "the view has been told", func() bool { return len(v.Resources().Retired) == 0 })
 	untilSettled(t, p)
 }
+
+// The API server carries out a patch and dies before it answers. The resource is forgotten meanwhile. As of what devmgrd has seen, the Node does not show it.
+func TestRetired_AfterAPatchWithoutAnswer_IsRemoved(t *testing.T) {
+	t.Parallel()
+	api := kubetest.New(t)
+	api.Put(node(nil, nil))
+	v := newView(quantities{})
+	p, _ := publish(t, api, v)
+	untilSettled(t, p)
+	api.DieDuringPatch()
+	v.set(quantities{"a.example/gpu": 1})
+	kubetest.Until(t, "the patch has no answer", func() bool { return p.Check() != nil })
+	v.set(quantities{})
+	v.retire(nil, "a.example/gpu")
+	api.Start()
+	untilShows(t, api, map[string]string{})
+	kubetest.Until(t, "the view has been told", func() bool { return len(v.Resources().Retired) == 0 })
+	untilShows(t, api, map[string]string{})
+}

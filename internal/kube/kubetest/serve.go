@@ -161,6 +161,13 @@ func (s *Server) OnPatch(f func()) {
 	s.patched = f
 }
 
+// DieDuringPatch has the server stop during the next patch. The patch is carried out, and no client hears of it before the server is started again.
+func (s *Server) DieDuringPatch() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dies = true
+}
+
 func (s *Server) servePatch(w http.ResponseWriter, r *http.Request, path string) {
 	text, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -172,6 +179,14 @@ func (s *Server) servePatch(w http.ResponseWriter, r *http.Request, path string)
 		return
 	}
 	path, isStatus := strings.CutSuffix(path, "/status")
+	s.mu.Lock()
+	dies := s.dies
+	s.dies = false
+	s.mu.Unlock()
+	if dies {
+		s.Stop()
+		defer panic(http.ErrAbortHandler)
+	}
 	s.mu.Lock()
 	was, ok := s.objects[path]
 	if !ok || !isStatus {

@@ -54,6 +54,7 @@ type Server struct {
 	refuse   func(verb, path string) int
 	plain    bool // lists are not streamed, as in older releases
 	patched  func()
+	dies     bool // during the next patch
 	patches  []string
 	untaint  bool          // taints of devices are dropped, as by releases before 1.36
 	ahead    time.Duration // of the clients' clock
