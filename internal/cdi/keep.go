@@ -29,11 +29,12 @@ func (f *Files) Run(ctx context.Context) error {
 	defer func() { endWatch() }()
 	defer func() {
 		f.SetHook(Away)
-		f.restore(true)
+		f.restore(nil, true)
 	}()
 	writes, watches := backoff.Backoff{First: firstWrite, Last: lastWrite}, backoff.Backoff{First: firstWatch, Last: lastWatch}
 	var look, again, rewatch <-chan time.Time
-	look = time.After(0) // what happened before the watch
+	look = time.After(0)                                 // what happened before the watch
+	touched, all := map[device.ClaimRequest]bool{}, true // files to look at
 	for {
 		updated := f.Allocator.Updated() // before anything is read
 		f.refresh()                      // first, since the process may be killed at any moment
@@ -44,7 +45,7 @@ func (f *Files) Run(ctx context.Context) error {
 		f.stale = false
 		f.mu.Unlock()
 		if stale {
-			f.restore(true)
+			f.restore(nil, true)
 		}
 		switch {
 		case !failed:
@@ -62,7 +63,13 @@ func (f *Files) Run(ctx context.Context) error {
 		case <-updated:
 		case <-f.kick:
 		case e, open := <-events:
-			if _, ours := requestOf(filepath.Base(e.Name)); look == nil && (ours || !open || e.Name == f.Dir) {
+			of, ours := requestOf(filepath.Base(e.Name))
+			if ours {
+				touched[of] = true
+			} else if !open || e.Name == f.Dir {
+				all = true
+			}
+			if look == nil && (ours || all) {
 				look = time.After(lull)
 			}
 			if !open || e.Name == f.Dir && e.Has(fsnotify.Remove|fsnotify.Rename) {
@@ -70,17 +77,22 @@ func (f *Files) Run(ctx context.Context) error {
 				events, lost, endWatch = f.watch()
 			}
 		case <-lost: // events
+			all = true
 			if look == nil {
 				look = time.After(lull)
 			}
 		case <-look:
 			look = nil
-			f.restore(false)
+			if all {
+				touched = nil
+			}
+			f.restore(touched, false)
+			touched, all = map[device.ClaimRequest]bool{}, false
 		case <-again:
 			again = nil
-			f.restore(false)
+			f.restore(nil, false)
 		case <-rewatch:
-			rewatch, look = nil, time.After(0)
+			rewatch, look, all = nil, time.After(0), true
 			if events, lost, endWatch = f.watch(); events != nil {
 				watches.Reset()
 			}
@@ -168,11 +180,11 @@ func (f *Files) compareAll(ctx context.Context) {
 	}
 }
 
-// restore writes the files again that are missing, or that say something else. stale: the guards are as of another Hook.
-func (f *Files) restore(stale bool) {
+// restore writes those files again that are missing, or that say something else; nil: all of them. stale: the guards are as of another Hook.
+func (f *Files) restore(which map[device.ClaimRequest]bool, stale bool) {
 	f.writing.Lock()
 	defer f.writing.Unlock()
-	for _, of := range f.sorted(func(device.ClaimRequest) bool { return true }) {
+	for _, of := range f.sorted(func(of device.ClaimRequest) bool { return which == nil || which[of] }) {
 		one, there := f.File(of)
 		if !there || f.written(&one) {
 			continue
