@@ -108,7 +108,7 @@ func (r *Registry) setAsideLocked(s *resourceState) {
 		l.cancel()
 		return
 	}
-	l.session, l.list, l.weight, l.listed = s.session, s.deviceList, s.weight, s.session != nil && s.lister == s.session
+	l.session, l.list, l.weight = s.session, s.deviceList, s.weight
 	r.reserveLocked(s, l)
 }
 

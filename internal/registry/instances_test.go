@@ -242,3 +242,22 @@ func TestInstances_RestartBeforeTheSecondLists_SecondServesThen(t *testing.T) {
 	close(lists)
 	second.eventually("the new one serves", second.serves("fresh"))
 }
+
+// The first plugin registers again, with the list that it had. Then a second one comes and ends.
+func TestInstances_FirstRegistersAgain_ServesWhenTheSecondEnds(t *testing.T) {
+	t.Parallel()
+	f := start(t)
+	old := f.instance(t, "old")
+	f.eventually("the old one serves", f.serves("old"))
+	old.MustRegister()
+	f.eventually("it is asked again", func() bool { return old.Calls(plugintest.ListAndWatch) == 2 })
+	f.asks(t, old, "old")
+	fresh := f.instance(t, "fresh")
+	f.eventually("the new one serves", f.serves("fresh"))
+	fresh.Kill()
+	f.eventually("the old one serves", f.serves("old"))
+	f.asks(t, old, "old")
+	if f.logs.count("plugin disconnected") > 0 {
+		t.Error("there was a gap")
+	}
+}

@@ -54,7 +54,7 @@ type registration struct {
 	session *session
 	list    deviceList
 	weight  int  // of list
-	listed  bool // list is the session's
+	listed  bool // the present connection has listed devices; also of the current one
 	gone    bool // as of the last try no process listens at the socket
 }
 

@@ -281,8 +281,9 @@ func (r *Registry) listed(l *registration, on *session, list deviceList) (back b
 	if r.closing || s == nil || s.registration != l && !s.reserves(l) {
 		return false
 	}
+	l.listed = true
 	if s.registration != l {
-		l.list, l.listed = list, true
+		l.list = list
 		if l.id < s.registration.id && s.state == device.Serving {
 			return false
 		}
@@ -324,6 +325,7 @@ func (r *Registry) ended(l *registration, err error) {
 	if r.closing || s == nil || s.registration != l && !s.reserves(l) {
 		return
 	}
+	l.listed = false
 	s.countRestartLocked(l, err)
 	r.retireLocked(s, func(other *registration) bool { return other == l })
 	if s.registration == l && !r.succeedLocked(s) && r.awayLocked(s) {
