@@ -3,7 +3,7 @@
 //
 //	names.go  the CDI devices of a request of a claim: pure
 //	spec.go   the file of a request: what a container gets, or a guard: pure
-//	files.go  which files there are: written before the kubelet is answered, removed when the devices are free
+//	files.go  which files there are: written before the kubelet is answered, removed when neither the kubelet nor a pod needs them
 //	write.go  one file: a draft that the library reads, and its place
 //	keep.go   puts files back that others have removed or changed
 //
