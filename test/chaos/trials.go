@@ -165,7 +165,7 @@ func rival(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
 		case time.Since(began) < rivalLimit && w.awake() && pid == w.publisher().Pid():
 			time.Sleep(20 * time.Millisecond)
 			continue
-		case w.awake() && pid == w.publisher().Pid() && !mayStay:
+		case w.awake() && pid == w.publisher().Pid() && !mayStay && number != int64(readMood().usable()): // devmgrd's own number may have become this one
 			w.say(rivalled, what)
 		}
 		back := &before
