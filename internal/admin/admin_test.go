@@ -422,7 +422,7 @@ func TestExplain(t *testing.T) {
 	explain("lost", `namespace: "ns" name: "lost" uid: "uid-lost" verdict: "waiting" reason: "PluginMissing" message: "no device plugin has registered vendor.com/none"
 		ends: "the device plugin of vendor.com/none registers and lists its devices"`)
 
-	r.Claim(device.Running{ID: "1", Container: device.Container{Pod: has.Pod.UID, Name: "main"}})
+	r.Claim(t.Context(), device.Running{ID: "1", Container: device.Container{Pod: has.Pod.UID, Name: "main"}})
 	r.Drop(has.Pod.UID)
 	explain("has", `namespace: "ns" name: "has" uid: "uid-has" verdict: "ended" message: "the pod has ended"
 		ends: "its devices are released when the runtime has no container of the pod" `+mine+` ended: true}`)
@@ -537,7 +537,7 @@ func TestExplain_PodThatEnded_SaysHow(t *testing.T) {
 	r.Plugins.Stock(gpu, 2)
 	for _, name := range []string{"has", "again"} { // which have devices until the runtime has removed their containers
 		p := r.Settle(t, allocatortest.Pod(name, gpu, 1))
-		r.Claim(device.Running{ID: name, Container: device.Container{Pod: p.Pod.UID, Name: "main"}})
+		r.Claim(t.Context(), device.Running{ID: name, Container: device.Container{Pod: p.Pod.UID, Name: "main"}})
 		r.Drop(p.Pod.UID)
 	}
 	held := `ends: "its devices are released when the runtime has no container of the pod" assignments {namespace: "ns" container: "main" resource_name: "vendor.com/gpu" ended: true `

@@ -22,12 +22,26 @@ func (a *Allocator) hiddenFromSchedulerLocked() map[device.ResourceName]int {
 	return hidden
 }
 
+// requestLocked adds (sign 1) or subtracts (sign -1) a pod's requests. Pods may request any name: a resource that only they have named goes
+// with them.
+func (a *Allocator) requestLocked(d device.PodDemand, sign int) {
+	a.table.Resources.Request(d, sign)
+	if sign > 0 {
+		return
+	}
+	for r := range d.Requests() {
+		if p := a.table.Resources[r]; p != nil && p.Idle() && a.flapping[r] == nil && len(a.inForce[r]) == 0 {
+			delete(a.table.Resources, r)
+		}
+	}
+}
+
 // mirrorLocked counts a mirror pod's requests.
 func (a *Allocator) mirrorLocked(d device.PodDemand) {
 	a.unmirrorLocked(d.Pod.UID)
 	d.Admitted = true // the kubelet has created the mirror pod
 	a.mirrors[d.Pod.UID] = d
-	a.table.Resources.Request(d, 1)
+	a.requestLocked(d, 1)
 	a.publishLocalLocked(d.Pod)
 	a.changedLocked()
 }
@@ -38,7 +52,7 @@ func (a *Allocator) unmirrorLocked(uid device.PodUID) bool {
 	d, known := a.mirrors[uid]
 	if known {
 		delete(a.mirrors, uid)
-		a.table.Resources.Request(d, -1)
+		a.requestLocked(d, -1)
 		a.changedLocked()
 	}
 	return known

@@ -245,3 +245,16 @@ func (a *Allocator) ReleasedAfter(between func()) (all []string) {
 	}
 	return all
 }
+
+// ResourceCount returns how many resources are kept in memory.
+func (a *Allocator) ResourceCount() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.table.Resources)
+}
+
+// Hold keeps the lock until the function that it returns is called.
+func (a *Allocator) Hold() (end func()) {
+	a.mu.Lock()
+	return a.mu.Unlock
+}

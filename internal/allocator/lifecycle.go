@@ -85,11 +85,11 @@ func (a *Allocator) enterLocked(p *pod, next phase) {
 	switch {
 	case now.active && !before.active:
 		a.usedLocked(p)
-		a.table.Resources.Request(p.demand, 1)
+		a.requestLocked(p.demand, 1)
 	case before.active && !now.active:
 		p.droppedAt = time.Now()
 		a.passFailuresLocked(p)
-		a.table.Resources.Request(p.demand, -1)
+		a.requestLocked(p.demand, -1)
 	case next != absent:
 		return
 	}

@@ -233,8 +233,8 @@ func (a *Allocator) admittedLocked(p *pod) {
 // editLocked changes a pod's demand, and the sums of the requests with it.
 func (a *Allocator) editLocked(p *pod, edit func(*device.PodDemand)) {
 	if p.active() {
-		a.table.Resources.Request(p.demand, -1)
-		defer func() { a.table.Resources.Request(p.demand, 1) }()
+		a.requestLocked(p.demand, -1)
+		defer func() { a.requestLocked(p.demand, 1) }()
 		a.changedLocked()
 	}
 	edit(&p.demand)

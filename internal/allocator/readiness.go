@@ -1,12 +1,18 @@
 package allocator
 
-import "github.com/devmgrd/devmgrd/internal/device"
+import (
+	"context"
 
-// Claim answers the runtime's question about a container that it is about to create. It is a look-up and waits for nothing. A
-// container that may be created counts as running from then on, so that its devices cannot be released before its start;
-// Unclaim reverts this.
-func (a *Allocator) Claim(r device.Running) device.Readiness {
-	a.mu.Lock()
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Claim answers the runtime's question about a container that it is about to create. It is a look-up, and waits for the
+// allocator's lock at most until ctx ends. A container that may be created counts as running from then on, so that its devices cannot be
+// released before its start; Unclaim reverts this.
+func (a *Allocator) Claim(ctx context.Context, r device.Running) device.Readiness {
+	if !a.mu.lockBefore(ctx) {
+		return device.Readiness{State: device.Waiting, Wait: waitLock}
+	}
 	defer a.mu.Unlock()
 	st := a.readinessLocked(r.Container, false)
 	if st.State == device.Ready && a.catchingUp != nil {
@@ -37,6 +43,9 @@ func (a *Allocator) Readiness(c device.Container) device.Readiness {
 
 // waitComparing is Claim's answer while the runtime's containers are being compared with the state file.
 var waitComparing = device.Wait{Reason: device.Allocating, Message: "devmgrd is comparing the container runtime's containers with the state file"}
+
+// waitLock is Claim's answer if it was late.
+var waitLock = device.Wait{Reason: device.Allocating, Message: "devmgrd is busy with other pods"}
 
 // waitAllocating is the answer while an attempt is due or in flight.
 var waitAllocating = device.Wait{Reason: device.Allocating, Message: "the allocation is in progress"}

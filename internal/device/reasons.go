@@ -41,6 +41,7 @@ const (
 	HostDeviceMissing Reason = "HostDeviceMissing"
 	Overruled         Reason = "Overruled"
 	ContainerTooLarge Reason = "ContainerTooLarge"
+	PodTooLarge       Reason = "PodTooLarge"
 	UnknownPod        Reason = "UnknownPod"
 )
 
@@ -256,6 +257,13 @@ var explanations = []Explanation{
 		Remedy:  "have its owner shorten arguments, variables or annotations, or refer less often to a plugin's variable as `$(NAME)`",
 		Section: "operations.md#sizes",
 		ends:    "the pod is replaced by one with shorter arguments, variables or annotations",
+	},
+	{
+		Reason:  PodTooLarge,
+		Meaning: "the pod requests more resources than a pod may, or the pods of the node do together; the message names the limit",
+		Remedy:  "have its owner split the pod, or remove pods that are bound to the node without the scheduler",
+		Section: "operations.md#sizes",
+		ends:    "the pod is replaced by a smaller one, or others end",
 	},
 	{
 		Reason:  UnknownPod,

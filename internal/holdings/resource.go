@@ -24,6 +24,11 @@ func (p *Resource) Forget() {
 	p.Retract()
 }
 
+// Idle reports whether nothing depends on the resource: it is not offered, and no pod has or requests its devices.
+func (p *Resource) Idle() bool {
+	return !p.Offered() && p.TakenCount() == 0 && p.UnknownUsers == 0 && p.Requests == 0 && p.admitted == 0 && len(p.claimed) == 0
+}
+
 // HasBroken reports whether a pod has a device that is unhealthy or not listed.
 func (p *Resource) HasBroken(id device.ID, pod device.PodUID) bool {
 	return p.Has(id, pod) && p.Broken(id)

@@ -168,14 +168,17 @@ func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id de
 // claim claims a container in the allocator. It reads a pod that the watch has not reported from the API server, once, and waits
 // for an allocation in progress for at most maxWait: all other containers of the node wait for the hook.
 func (p *plugin) claim(ctx context.Context, id device.Pod, c device.Running, mayRead bool) (device.Readiness, error) {
-	st := p.allocator.Claim(c)
+	st := p.allocator.Claim(ctx, c)
 	if st.State == device.Unknown && mayRead {
 		read, cancel := context.WithTimeout(ctx, liveRead)
 		defer cancel()
 		if err := p.pods.Fetch(read, id); err != nil {
+			if no := (*device.Refusal)(nil); errors.As(err, &no) {
+				return st, no
+			}
 			return st, device.Refuse(device.UnknownPod, err, "the pod is not known")
 		}
-		st = p.allocator.Claim(c)
+		st = p.allocator.Claim(ctx, c)
 	}
 	if st.State != device.Busy {
 		return st, nil
@@ -185,7 +188,7 @@ func (p *plugin) claim(ctx context.Context, id device.Pod, c device.Running, may
 	for st.State == device.Busy {
 		select {
 		case <-st.Done:
-			st = p.allocator.Claim(c)
+			st = p.allocator.Claim(ctx, c)
 		case <-patience.C:
 			return st, nil
 		case <-ctx.Done():

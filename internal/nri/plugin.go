@@ -21,8 +21,8 @@ type Allocator interface {
 	Bind(device.PodDemand)
 	DropLocal(device.PodUID)
 	// Claim returns the state of a container that is about to be created. If its devices are ready, it counts as running from then
-	// on.
-	Claim(device.Running) device.Readiness
+	// on. It answers before ctx ends.
+	Claim(context.Context, device.Running) device.Readiness
 	// Readiness returns the state of a container, as Claim does, and claims nothing.
 	Readiness(device.Container) device.Readiness
 	// Unclaim withdraws the claim of a container that is not created.

@@ -56,7 +56,7 @@ func (w *harness) Refused(c device.Container, why device.Wait, lapsed bool) {
 	w.refused = append(w.refused, fmt.Sprintf("%s %s lapsed=%v", c.Name, why.Reason, lapsed))
 }
 
-func (w *harness) Claim(r device.Running) device.Readiness {
+func (w *harness) Claim(_ context.Context, r device.Running) device.Readiness {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	st := w.stands[r.Container]

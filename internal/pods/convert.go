@@ -57,6 +57,7 @@ func (r reader) pod(obj any) (podState, bool) {
 			s.demand.Admitted = true // the scheduler has made a claim for all that it requests: the kubelet does not check that
 		}
 		s.demand.Containers, s.demand.Sidecars = containers(p)
+		s.demand = bounded(s.demand)
 	}
 	return s, true
 }

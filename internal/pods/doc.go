@@ -28,5 +28,5 @@
 // names counts only if it is a hash as kubelets make them, which no pod of the API server has, and of several that name the
 // same only the first counts, or the oldest in a full list.
 //
-// It keeps no pod, only demands, and does not know the result of a demand.
+// It keeps no pod, only demands within limits (limits.go), and does not know the result of a demand.
 package pods

@@ -52,7 +52,7 @@ func New(cfg Config) *Pods {
 	if cfg.NodeName == "" || cfg.Client == nil || cfg.Sink == nil || cfg.Log == nil {
 		panic("pods: NodeName, Client, Sink and Log are required")
 	}
-	s := &store{reader: reader{ignoring(cfg.Ignored), cfg.Selectors, cfg.Claims}, sink: cfg.Sink, pods: map[device.PodUID]entry{}}
+	s := newStore(reader{ignoring(cfg.Ignored), cfg.Selectors, cfg.Claims}, cfg.Sink)
 	return &Pods{
 		node:   cfg.NodeName,
 		client: cfg.Client,
@@ -76,13 +76,21 @@ func (p *Pods) Run(ctx context.Context) error { return p.watch.Run(ctx) }
 func (p *Pods) Check() error { return p.watch.Check() }
 
 // Fetch asks the API server for one pod that the watch has not delivered yet, and binds it. After nil the Sink knows the pod.
-// ErrNotFound means that this node has no such pod, ErrUnavailable that the answer is not known.
+// ErrNotFound means that this node has no such pod, ErrUnavailable that the answer is not known, a *device.Refusal that there is no room for it.
 func (p *Pods) Fetch(ctx context.Context, pod device.Pod) error {
 	if p.store.knows(pod) {
 		return nil
 	}
 	seen, err := p.read(ctx, pod)
-	if err == nil && (seen.demand.Pod.UID != pod.UID || !p.store.fetched(seen)) {
+	switch {
+	case err != nil:
+		return err
+	case seen.demand.Pod.UID != pod.UID:
+		err = ErrNotFound
+	default:
+		err = p.store.fetched(seen)
+	}
+	if errors.Is(err, ErrNotFound) {
 		err = fmt.Errorf("reading pod %s, UID %s: %w", pod, pod.UID, ErrNotFound)
 	}
 	return err
@@ -104,7 +112,13 @@ func (p *Pods) Find(ctx context.Context, namespace, name string) (bool, error) {
 	case err != nil:
 		return false, err
 	}
-	return p.store.fetched(seen), nil
+	switch err := p.store.fetched(seen); {
+	case errors.Is(err, ErrNotFound):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	return true, nil
 }
 
 // Ended reads from the API server how the pod of that name ended. It returns false if this node has no such pod, or if the

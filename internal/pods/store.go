@@ -17,6 +17,8 @@ type store struct {
 
 	mu   sync.Mutex // guards what follows; held while the Sink is called, never across I/O
 	pods map[device.PodUID]entry
+	size int                    // of all demands
+	left map[device.PodUID]bool // pods that the watch has delivered and that there was no room for
 	// passed is the version up to which the watch has delivered everything.
 	passed uint64
 }
@@ -24,10 +26,15 @@ type store struct {
 // An entry is one active pod.
 type entry struct {
 	demand device.PodDemand
+	size   int // of the demand
 	// account is the name of the pod's service account.
 	account string
 	// ahead is the version in which Fetch has read the pod; 0 once the watch has delivered it too.
 	ahead uint64
+}
+
+func newStore(r reader, to Sink) *store {
+	return &store{reader: r, sink: to, pods: map[device.PodUID]entry{}, left: map[device.PodUID]bool{}}
 }
 
 // Add receives a new pod from the watch.
@@ -47,10 +54,39 @@ func (s *store) Update(obj any) error {
 	case seen.ended:
 		s.dropLocked(seen.demand.Pod)
 	default:
-		s.pods[seen.demand.Pod.UID] = entry{demand: seen.demand, account: seen.account}
-		s.sink.Bind(seen.demand)
+		s.bindLocked(seen, 0)
 	}
 	return nil
+}
+
+// bindLocked takes a pod and reports it to the Sink. It returns false if there is no room for its demand.
+func (s *store) bindLocked(seen podState, ahead uint64) bool {
+	e := entry{demand: seen.demand, account: seen.account, ahead: ahead}
+	taken := s.keepLocked(&e)
+	if taken {
+		s.sink.Bind(e.demand)
+	}
+	return taken
+}
+
+// keepLocked takes a pod, unless it requests devices and all pods' demands would take too much. Then it stays unknown: it is fetched again each
+// time that the runtime creates a container of it.
+func (s *store) keepLocked(e *entry) bool {
+	uid := e.demand.Pod.UID
+	was, known := s.pods[uid]
+	e.size = size(e.demand)
+	if !known && s.size+e.size > maxPodsSize {
+		if len(e.demand.Demands) > 0 {
+			s.left[uid] = true
+			return false
+		}
+		e.demand.Containers, e.demand.Sidecars = nil, 0
+		e.size = size(e.demand)
+	}
+	s.size += e.size - was.size
+	s.pods[uid] = *e
+	delete(s.left, uid)
+	return true
 }
 
 // Delete receives the deletion of a pod from the watch.
@@ -84,7 +120,9 @@ func (s *store) hasLocked(pod device.Pod) (has, taken bool) {
 
 // dropLocked forgets a pod, and reports it to the Sink if the store had it.
 func (s *store) dropLocked(pod device.Pod) {
+	delete(s.left, pod.UID)
 	if has, _ := s.hasLocked(pod); has {
+		s.size -= s.pods[pod.UID].size
 		delete(s.pods, pod.UID)
 		s.sink.Drop(pod.UID)
 	}
@@ -94,34 +132,33 @@ func (s *store) dropLocked(pod device.Pod) {
 // UID the oldest counts.
 func (s *store) Replace(list []any, version string) error {
 	at := kube.ParseVersion(version)
-	demands := make([]device.PodDemand, 0, len(list))
-	accounts := make(map[device.Pod]string, len(list))
+	listed := make([]entry, 0, len(list))
 	for _, obj := range list {
 		if seen, ok := s.reader.pod(obj); ok && !seen.ended {
-			demands = append(demands, seen.demand)
-			accounts[seen.demand.Pod] = seen.account
+			listed = append(listed, entry{demand: seen.demand, account: seen.account})
 		}
 	}
-	slices.SortFunc(demands, func(a, b device.PodDemand) int {
-		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Pod.Namespace, b.Pod.Namespace), cmp.Compare(a.Pod.Name, b.Pod.Name))
-	})
-	pods := map[device.PodUID]entry{}
-	demands = slices.DeleteFunc(demands, func(d device.PodDemand) bool {
-		_, taken := pods[d.Pod.UID]
-		if !taken {
-			pods[d.Pod.UID] = entry{demand: d, account: accounts[d.Pod]}
-		}
-		return taken
+	slices.SortFunc(listed, func(a, b entry) int {
+		return cmp.Or(a.demand.Created.Compare(b.demand.Created), cmp.Compare(a.demand.Pod.Namespace, b.demand.Pod.Namespace), cmp.Compare(a.demand.Pod.Name, b.demand.Pod.Name))
 	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for uid, e := range s.pods {
-		if _, listed := pods[uid]; !listed && e.ahead > at {
-			pods[uid] = e
+	before := s.pods
+	s.pods, s.left, s.size, s.passed = map[device.PodUID]entry{}, map[device.PodUID]bool{}, 0, at
+	var demands []device.PodDemand
+	keep := func(e entry) {
+		if _, taken := s.pods[e.demand.Pod.UID]; !taken && s.keepLocked(&e) {
 			demands = append(demands, e.demand)
 		}
 	}
-	s.pods, s.passed = pods, at
+	for _, e := range listed {
+		keep(e)
+	}
+	for _, e := range before {
+		if e.ahead > at {
+			keep(e)
+		}
+	}
 	s.sink.Replace(demands)
 	return nil
 }
@@ -163,18 +200,17 @@ func (s *store) account(pod device.Pod) string {
 	return s.pods[pod.UID].account
 }
 
-// fetched receives an active pod from Fetch. It returns false if another pod has its UID, or if the pod has ended meanwhile:
-// the watch has passed the version that Fetch has read, and the store does not have the pod.
-func (s *store) fetched(seen podState) bool {
+// fetched receives an active pod from Fetch. It returns ErrNotFound if another pod has its UID, or if the pod has ended meanwhile: the watch
+// has passed the version that Fetch has read, and has not delivered the pod. A *device.Refusal says that there is no room for it.
+func (s *store) fetched(seen podState) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch has, taken := s.hasLocked(seen.demand.Pod); {
 	case has:
-		return true
-	case taken, seen.version <= s.passed:
-		return false
+	case taken, seen.version <= s.passed && !s.left[seen.demand.Pod.UID]:
+		return ErrNotFound
+	case !s.bindLocked(seen, seen.version):
+		return device.Refuse(device.PodTooLarge, nil, "the requests of this node's pods take more than %d MiB together; the pod waits until others have ended", maxPodsSize>>20)
 	}
-	s.pods[seen.demand.Pod.UID] = entry{demand: seen.demand, account: seen.account, ahead: seen.version}
-	s.sink.Bind(seen.demand)
-	return true
+	return nil
 }

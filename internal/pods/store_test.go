@@ -115,7 +115,7 @@ func TestStore(t *testing.T) {
 	fetch := func(p *corev1.Pod, want bool) {
 		t.Helper()
 		seen, _ := s.reader.pod(p)
-		if got := s.fetched(seen); got != want {
+		if got := s.fetched(seen) == nil; got != want {
 			t.Errorf("fetching %s returns %v", p.Name, got)
 		}
 	}
@@ -179,7 +179,7 @@ func TestStore(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDiary()
-			s = &store{sink: d, pods: map[device.PodUID]entry{}}
+			s = newStore(reader{}, d)
 			c.story()
 			want := strings.NewReplacer("A", hashOf("a"), "B", hashOf("b")).Replace(c.want)
 			if got := strings.Join(d.said(), ","); got != want {
@@ -215,7 +215,7 @@ func TestForgedMirror(t *testing.T) {
 		"fetched later": func(s *store) {
 			s.Add(at("a", 9, "mirror"))
 			seen, _ := s.reader.pod(forge("x", 11))
-			if s.fetched(seen) || s.knows(seen.demand.Pod) {
+			if s.fetched(seen) == nil || s.knows(seen.demand.Pod) {
 				t.Error("the forged pod was bound")
 			}
 		},
@@ -247,7 +247,7 @@ func TestForgedMirror(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDiary()
-			s := &store{sink: d, pods: map[device.PodUID]entry{}}
+			s := newStore(reader{}, d)
 			story(s)
 			if got := d.bound[owner.UID].Pod; got != owner || len(d.bound) != 1 || len(d.said()) != 1 || !s.knows(owner) {
 				t.Errorf("the UID is of %+v, want %+v; told %q", got, owner, d.said())

@@ -1,0 +1,76 @@
+package pods
+
+import (
+	"fmt"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Anyone who may create pods decides what these cost here, in memory and under locks: a pod that is bound by hand may name thousands of
+// resources that no plugin has. The kubelet keeps whole pods, and its own limit of pods is no limit for the API server.
+const (
+	maxNames    = 64        // extended resources of one pod
+	maxPodSize  = 256 << 10 // bytes of one pod's requests, as size counts them
+	maxPodsSize = 64 << 20  // of all pods of the node together
+)
+
+// bounded returns the demand of a pod within the limits. A pod beyond them keeps its containers that request devices, which wait.
+func bounded(d device.PodDemand) device.PodDemand {
+	why := excess(d)
+	if why == "" {
+		return d
+	}
+	d.Containers, d.Sidecars = nil, 0
+	for i, of := range d.Demands {
+		d.Demands[i] = device.Demand{Container: of.Container, Kind: of.Kind, Blocked: device.PodTooLarge, Mistake: why}
+	}
+	return d
+}
+
+// excess returns which limit of one pod a demand exceeds; empty: none.
+func excess(d device.PodDemand) string {
+	names := map[device.ResourceName]bool{}
+	for _, of := range d.Demands {
+		for r := range of.Wants {
+			names[r] = true
+		}
+	}
+	switch n := size(d); {
+	case len(names) > maxNames:
+		return fmt.Sprintf("the pod requests %d extended resources, and may request %d", len(names), maxNames)
+	case n > maxPodSize && len(d.Demands) > 0:
+		return fmt.Sprintf("the names of the resources, containers, variables, claims and volumes of the pod's containers take %d bytes, and may take %d", n, maxPodSize)
+	case n > maxPodSize:
+		return "too many containers"
+	}
+	return ""
+}
+
+// size returns about how many bytes a demand takes in memory.
+func size(d device.PodDemand) int {
+	const pod, container, entry = 512, 384, 64
+	n := pod
+	text := func(all ...string) {
+		for _, s := range all {
+			n += entry + len(s)
+		}
+	}
+	text(d.Containers...)
+	for _, of := range d.Demands {
+		n += container
+		text(of.Env...)
+		text(of.Refs...)
+		text(of.Volumes...)
+		for r := range of.Wants {
+			text(string(r))
+		}
+		for _, use := range of.Claims {
+			text(use.Claim, use.Request, string(use.Resource))
+		}
+		for _, s := range of.Select {
+			text(s.Use...)
+			text(s.Avoid...)
+		}
+	}
+	return n
+}

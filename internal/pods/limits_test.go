@@ -1,0 +1,128 @@
+package pods
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// crowd returns a pod of that many containers, which request that many resources and set that many variables each.
+func crowd(name string, containers, resources, variables int) *corev1.Pod {
+	p := newPod(name)
+	p.ResourceVersion = "1"
+	p.Spec.Containers = nil
+	for i := range containers {
+		c := corev1.Container{Name: fmt.Sprint("c", i), Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{}}}
+		for k := range resources {
+			c.Resources.Limits[corev1.ResourceName(fmt.Sprintf("made.up/r%d", k))] = resource.MustParse("1")
+		}
+		for k := range variables {
+			c.Env = append(c.Env, corev1.EnvVar{Name: fmt.Sprint("VARIABLE_", k)})
+		}
+		p.Spec.Containers = append(p.Spec.Containers, c)
+	}
+	return p
+}
+
+func TestLimit_OfOnePod(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		pod  *corev1.Pod
+		want string // the start of the mistake
+	}{
+		"as many resources as allowed":  {crowd("p", 3, 64, 0), ""},
+		"one resource more":             {crowd("p", 3, 65, 0), "the pod requests 65 extended resources, and may request 64"},
+		"thousands of made-up names":    {crowd("p", 1, 20_000, 0), "the pod requests 20000 extended resources"},
+		"many containers and variables": {crowd("p", 20, 2, 100), ""},
+		"too many variables":            {crowd("p", 20, 2, 300), "the names of the resources, containers"},
+		"too many containers":           {crowd("p", 2000, 1, 0), "the names of the resources, containers"},
+		"no device":                     {crowd("p", 5000, 0, 1), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, _ := reader{}.pod(c.pod)
+			if n := size(s.demand); n > 4*maxPodSize {
+				t.Errorf("the demand has %d bytes", n)
+			}
+			if len(s.demand.Demands) != len(c.pod.Spec.Containers) && len(c.pod.Spec.Containers[0].Resources.Limits) > 0 {
+				t.Errorf("%d of %d containers that request devices are known", len(s.demand.Demands), len(c.pod.Spec.Containers))
+			}
+			for _, d := range s.demand.Demands {
+				if !strings.HasPrefix(d.Mistake, c.want) || (d.Mistake == "") != (c.want == "") {
+					t.Fatalf("the mistake is %q", d.Mistake)
+				}
+				if d.Mistake != "" && (d.Blocked != device.PodTooLarge || d.Wants != nil || d.Env != nil) {
+					t.Fatalf("the demand is %+v", d)
+				}
+			}
+		})
+	}
+}
+
+// Pods that together request more than there is room for do not displace each other. One that was left out is taken when the runtime asks for it
+// and others have ended. Pods without devices are taken always.
+func TestLimit_OfAllPods(t *testing.T) {
+	t.Parallel()
+	d := newDiary()
+	s := newStore(reader{}, d)
+	large := crowd("x", 1, 1, 0)
+	large.Spec.Containers[0].Env = []corev1.EnvVar{{Name: strings.Repeat("X", maxPodSize-2000)}}
+	named := func(name string) *corev1.Pod {
+		p := *large
+		p.Name, p.UID = name, types.UID(name)
+		return &p
+	}
+	one, _ := reader{}.pod(large)
+	fit := maxPodsSize / size(one.demand)
+	for i := range fit + 3 {
+		if err := s.Add(named(fmt.Sprint("p", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(d.bound); n != fit {
+		t.Fatalf("%d pods are known, want %d", n, fit)
+	}
+	late, _ := reader{}.pod(named(fmt.Sprint("p", fit)))
+	fetch := func() error { return s.fetched(late) }
+	if no := (*device.Refusal)(nil); !errors.As(fetch(), &no) || no.Reason != device.PodTooLarge {
+		t.Errorf("fetching a pod without room: %v", fetch())
+	}
+	_ = s.Add(crowd("other", 3000, 0, 0))
+	_ = s.Add(crowd("bare", 3000, 0, 0))
+	if p, known := d.bound["bare"]; !known || p.Containers != nil {
+		t.Errorf("a pod without devices: known %v, with %d containers", known, len(p.Containers))
+	}
+	_ = s.Delete(named("p0"))
+	if err := fetch(); err != nil || !s.knows(late.demand.Pod) {
+		t.Errorf("fetching it when another pod has ended: %v", err)
+	}
+	ended, _ := reader{}.pod(named(fmt.Sprint("p", fit+1)))
+	_ = s.Delete(named(fmt.Sprint("p", fit+1)))
+	if err := s.fetched(ended); !errors.Is(err, ErrNotFound) {
+		t.Errorf("fetching one that was left out and has ended: %v", err)
+	}
+
+	// A full list: the oldest have room.
+	var all []any
+	for i := range fit + 2 {
+		all = append(all, named(fmt.Sprintf("p%05d", i)))
+	}
+	_ = s.Replace(all, "2")
+	if _, last := d.bound[device.PodUID(fmt.Sprintf("p%05d", fit+1))]; last || len(d.bound) != fit {
+		t.Errorf("%d pods of a list are known, want %d; the last: %v", len(d.bound), fit, last)
+	}
+	sum := 0
+	for _, p := range d.bound {
+		sum += size(p)
+	}
+	if s.size != sum {
+		t.Errorf("the store counts %d bytes, and the demands have %d", s.size, sum)
+	}
+}
