@@ -63,6 +63,7 @@ func (w *world) play(ctx context.Context) int {
 	if !w.options.kubelet {
 		fmt.Printf("%6d suspensions of devices\n", w.announced)
 		fmt.Printf("%6d pods that kube-scheduler passed over until it was restarted\n", w.forgot)
+		fmt.Printf("%6d pods whose claim the kubelet has lost\n", len(w.unclaimed))
 	}
 	fmt.Printf("%6d processes that kept a device open\n", w.kept)
 	if w.options.attacker {

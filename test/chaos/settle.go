@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -140,6 +141,10 @@ func (w *world) allRun(ctx context.Context) (bool, string) {
 		if claim := w.claimOf(p.Name); claim != "" {
 			counted[claim] = true
 		}
+		if w.lostClaim(&p) {
+			w.unclaimed[p.Name] = true
+			continue
+		}
 		if p.DeletionTimestamp == nil && !ready(&p) && !w.overbooked(pods.Items) && !mixes(&p) && (wants(&p) == 0 || !inUseUnlisted() && !w.claims.unlisted(p.Name)) {
 			return false, lament(&p)
 		}
@@ -157,6 +162,15 @@ func (w *world) allRun(ctx context.Context) (bool, string) {
 		}
 	}
 	return true, ""
+}
+
+// lostClaim reports whether the kubelet has lost a claim that several pods use. If the last of them ends while another one joins, and the driver
+// answers NodeUnprepareResources late, a kubelet before 1.37 adds the pod that joins to the claim's record and drops that record after the answer
+// (unprepareResources in pkg/kubelet/cm/dra/manager.go). It never prepares the claim again for that pod, which waits until it is deleted.
+func (w *world) lostClaim(p *corev1.Pod) bool {
+	return w.claimOf(p.Name) != "" && slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
+		return s.State.Waiting != nil && strings.Contains(s.State.Waiting.Message, "unable to get claim info for ResourceClaim")
+	})
 }
 
 // explain notes what devmgrd says of pods that do not run.

@@ -90,6 +90,7 @@ type world struct {
 	bySlices   atomic.Bool      // offered, for those who watch
 	claimed    map[int][]string // claims of pods' authors, by the number of devices
 	through    int              // sequences through DRA
+	unclaimed  map[string]bool  // pods whose claim the kubelet has lost, see lostClaim
 	forgot     int              // how often kube-scheduler had to be restarted, see scheduled
 	claims     *claimView
 
@@ -113,7 +114,7 @@ type world struct {
 func newWorld(ctx context.Context, o options) (*world, error) {
 	w := &world{
 		options: o, began: time.Now(), wrongs: map[string]int{}, now: map[string]int{}, suspensions: map[string]suspension{},
-		created: map[string]time.Time{}, unplugged: make(chan struct{}), asked: map[string]shape{}, sizes: map[string]int{}, claimed: map[int][]string{}, uses: map[string]string{},
+		created: map[string]time.Time{}, unplugged: make(chan struct{}), asked: map[string]shape{}, unclaimed: map[string]bool{}, sizes: map[string]int{}, claimed: map[int][]string{}, uses: map[string]string{},
 	}
 	shape := cluster.Options{Dir: o.logs, KubeletConfig: "crashLoopBackOff: {maxContainerRestartPeriod: 1s}\n"}
 	self, err := os.Executable()
