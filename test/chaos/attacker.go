@@ -76,7 +76,7 @@ func runAttacker(dir, seed string) error {
 		return err
 	}
 	a := &attacker{dir: dir, dice: rand.New(rand.NewPCG(n, 1))}
-	acts := []func() bool{a.replace, a.replace, a.links, a.flood, a.register, a.foreign, a.list, a.litter, a.listen}
+	acts := []func() bool{a.replace, a.replace, a.links, a.flood, a.register, a.foreign, a.list, a.litter, a.churn, a.flap, a.listen}
 	for done := readAttacks(); ; {
 		if acts[a.dice.IntN(len(acts))]() {
 			done++
@@ -204,6 +204,43 @@ func (a *attacker) litter() bool {
 	return failed == nil
 }
 
+// churn has devmgrd look at a directory of many files again and again, for a second.
+func (a *attacker) churn() bool {
+	for d := range 5 {
+		dir := a.path(fmt.Sprintf("many-%d", d))
+		if os.Mkdir(dir, 0o755) != nil {
+			continue // they are there since the last time
+		}
+		for i := range 3000 {
+			_ = os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.sock", i)), nil, 0o600)
+		}
+	}
+	touched := a.path("touched.sock")
+	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if os.WriteFile(touched, nil, 0o600) != nil {
+			return false
+		}
+		_ = os.Remove(touched)
+	}
+	return true
+}
+
+// flap serves devices in several pools of ResourceSlices, of which some change their health all the time, for a few seconds.
+func (a *attacker) flap() bool {
+	_ = os.Remove(a.path("flap.sock"))
+	listener, err := net.Listen("unix", a.path("flap.sock"))
+	if err != nil {
+		return false
+	}
+	server := grpc.NewServer()
+	pluginapi.RegisterDevicePluginServer(server, &flappingDevices{})
+	go server.Serve(listener)
+	defer server.Stop()
+	heard := a.call(flappingName, "flap.sock")
+	time.Sleep(time.Duration(2000+a.dice.IntN(4000)) * time.Millisecond)
+	return heard
+}
+
 // listen takes kubelet.sock for a moment.
 func (a *attacker) listen() bool {
 	_ = os.Remove(a.path("kubelet.sock"))
@@ -227,6 +264,33 @@ func (a *attacker) call(resource, endpoint string) bool {
 	defer conn.Close()
 	_, err = pluginapi.NewRegistrationClient(conn).Register(ctx, &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: endpoint, ResourceName: resource})
 	return err == nil || status.Code(err) == codes.InvalidArgument || status.Code(err) == codes.FailedPrecondition
+}
+
+// flappingName is offered through DRA where the other resources are.
+const flappingName = "evil.example/flap"
+
+// flappingDevices is a plugin with 512 devices, one of each 64 of which changes its health ten times a second.
+type flappingDevices struct{ manyDevices }
+
+func (*flappingDevices) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin_ListAndWatchServer) error {
+	for n := 0; ; n++ {
+		list := &pluginapi.ListAndWatchResponse{}
+		for i := range 512 {
+			health := pluginapi.Healthy
+			if i%64 == 0 && n%2 == 1 {
+				health = pluginapi.Unhealthy
+			}
+			list.Devices = append(list.Devices, &pluginapi.Device{ID: fmt.Sprintf("flap-%d", i), Health: health})
+		}
+		if err := stream.Send(list); err != nil {
+			return err
+		}
+		select {
+		case <-stream.Context().Done():
+			return nil
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 // manyDevices is a plugin with n devices.

@@ -266,7 +266,7 @@ func (w *world) sliced(ctx context.Context) (map[string][]string, error) {
 	all := map[string][]string{}
 	for _, s := range list.Items {
 		for _, d := range s.Spec.Devices {
-			if d.Name == longDevice {
+			if d.Name == longDevice || strings.HasPrefix(d.Name, "flap-") {
 				continue
 			}
 			all[d.Name] = []string{}

@@ -40,6 +40,13 @@ func main() {
 		fmt.Fprintln(os.Stderr, "attacker:", runAttacker(os.Args[2], os.Args[3]))
 		os.Exit(1)
 	}
+	if len(os.Args) == 3 && os.Args[1] == "local-user" {
+		fmt.Fprintln(os.Stderr, "local user:", runLocalUser(os.Args[2]))
+		os.Exit(1)
+	}
+	if len(os.Args) == 2 && os.Args[1] == "sleep" {
+		select {}
+	}
 	if len(os.Args) > 3 && os.Args[1] == "gated" {
 		fmt.Fprintln(os.Stderr, "gated:", runGated(os.Args[2], os.Args[3:]))
 		os.Exit(1)
@@ -48,7 +55,7 @@ func main() {
 	flag.IntVar(&o.sequences, "n", 10, "how many sequences of faults")
 	flag.Uint64Var(&o.seed, "seed", 0, "the seed of the first sequence, later ones count up; 0: one by the clock")
 	flag.BoolVar(&o.kubelet, "kubelet", false, "against the kubelet's own device manager, without devmgrd")
-	flag.BoolVar(&o.attacker, "attacker", false, "with a plugin pod that attacks devmgrd all the time")
+	flag.BoolVar(&o.attacker, "attacker", false, "with a plugin pod, a tenant and a local user that attack devmgrd all the time")
 	flag.BoolVar(&o.claims, "claims", false, "the resource is offered through DRA all the time, and no policy keeps containers from starting without devmgrd")
 	flag.BoolVar(&o.verbose, "v", false, "tell each step as it is done, not only those of a sequence that has gone wrong")
 	flag.StringVar(&o.logs, "logs", "", "keep the logs in this directory, which must exist")

@@ -73,6 +73,11 @@ func (w *world) play(ctx context.Context) int {
 			fmt.Println("the attacker has hardly attacked: the run says nothing of it")
 			status = 1
 		}
+		fmt.Printf("%6d pods of a tenant with made-up resources\n", w.hostile.pods.Load())
+		if !w.hostile.meter.report() {
+			fmt.Printf("that is more than %.0f ms for 99 of 100 hooks, %d MiB, or %d writes\n", 1000*hookLimit, memoryLimit>>20, writeLimit)
+			status = 1
+		}
 	}
 	if ctx.Err() != nil {
 		return 130

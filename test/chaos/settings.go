@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 )
 
@@ -22,11 +23,15 @@ func (w *world) write() error {
 		w.settings += fmt.Sprintf("dra:\n  hold: %s\n", w.plan.hold)
 	}
 	w.bySlices.Store(w.offered)
-	switch {
-	case w.offered && w.trials.long != nil:
-		w.settings += fmt.Sprintf("  resources: [%s, %s]\n", resourceName, longName)
-	case w.offered:
-		w.settings += fmt.Sprintf("  resources: [%s]\n", resourceName)
+	if w.offered {
+		through := []string{resourceName}
+		if w.trials.long != nil {
+			through = append(through, longName)
+		}
+		if w.options.attacker {
+			through = append(through, flappingName)
+		}
+		w.settings += fmt.Sprintf("  resources: [%s]\n", strings.Join(through, ", "))
 	}
 	return os.WriteFile(settingsFile, []byte(w.settings), 0o600)
 }

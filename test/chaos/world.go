@@ -59,6 +59,7 @@ type world struct {
 	mute     *cluster.Process // likewise
 	long     *cluster.Process // the plugin of the resource with the long name; nil: without devmgrd
 	attacker *cluster.Process // nil: none
+	hostile  *neighbours      // nil: none
 	open     bool             // no policy has pods require devmgrd
 	keeper   *keeper
 	began    time.Time
@@ -162,7 +163,7 @@ func newWorld(ctx context.Context, o options) (*world, error) {
 		return nil, errors.Join(err, w.stop())
 	}
 	if o.attacker {
-		if err := w.addAttacker(ctx, self); err != nil {
+		if err := errors.Join(w.addAttacker(ctx, self), w.addNeighbours(ctx, self)); err != nil {
 			return nil, errors.Join(err, w.stop())
 		}
 	}
@@ -222,6 +223,10 @@ func (w *world) watch() {
 	if w.claims != nil {
 		looks = append(looks, func(now time.Time) { w.claims.look(ctx, now) })
 	}
+	if w.hostile != nil {
+		looks = append(looks, func(now time.Time) { w.hostile.meter.look(w, now) })
+		w.watchers.Go(func() { w.tenant(ctx) })
+	}
 	for _, look := range looks {
 		w.watchers.Go(func() {
 			tick := time.NewTicker(200 * time.Millisecond)
@@ -270,7 +275,11 @@ func (w *world) stop() error {
 		w.watchers.Wait()
 	}
 	var err error
-	for _, p := range []*cluster.Process{w.plugin, w.second, w.mute, w.long, w.attacker, w.openers} {
+	all := []*cluster.Process{w.plugin, w.second, w.mute, w.long, w.attacker, w.openers}
+	if w.hostile != nil {
+		all = append(all, w.hostile.user)
+	}
+	for _, p := range all {
 		if p != nil {
 			err = errors.Join(err, p.Kill())
 		}
