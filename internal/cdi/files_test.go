@@ -669,3 +669,25 @@ func TestNew_Drafts_AreRemoved(t *testing.T) {
 		t.Errorf("it is left: %v", err)
 	}
 }
+
+// The kubelet's first request for a claim writes a file; each later one, after a restart of the kubelet, finds it.
+func BenchmarkPrepare(b *testing.B) {
+	for _, first := range []bool{true, false} {
+		b.Run(map[bool]string{true: "first", false: "again"}[first], func(b *testing.B) {
+			n := newNode(b)
+			f := n.open("boot")
+			for i := 0; b.Loop(); i++ {
+				claim := device.ClaimUID("11111111-2222-3333-4444-555555555555")
+				if first {
+					claim = device.ClaimUID(fmt.Sprintf("11111111-2222-3333-4444-%012d", i))
+				}
+				main := device.Container{Pod: device.PodUID(claim), Name: "main"}
+				n.give(main, claim, map[string]string{"r": "yes"})
+				if _, err := f.Prepare(b.Context(), cdi.Claim{UID: claim, Users: []device.Container{main}, Devices: []cdi.Device{{Request: "r", Name: "d0", Resource: gpu, ID: "0"}}}); err != nil {
+					b.Fatal(err)
+				}
+				f.Unprepared(claim)
+			}
+		})
+	}
+}
