@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/node"
 )
@@ -36,7 +35,7 @@ type neighbours struct {
 
 // addNeighbours starts them.
 func (w *world) addNeighbours(ctx context.Context, self string) error {
-	own, err := delegated()
+	own, err := w.delegated()
 	if err != nil {
 		return err
 	}
@@ -46,28 +45,16 @@ func (w *world) addNeighbours(ctx context.Context, self string) error {
 }
 
 // delegated makes a cgroup in which the local user may make others, as systemd does for each user that is logged in.
-func delegated() (dir string, err error) {
-	text, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
+func (w *world) delegated() (string, error) {
+	root := "/sys/fs/cgroup/pids" // cgroup v1
+	if _, err := os.Stat(root); err != nil {
+		root = "/sys/fs/cgroup"
+	}
+	dir := filepath.Join(root, w.Cgroup(), "user.slice")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	for line := range strings.Lines(string(text)) {
-		_, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
-		controllers, path, _ := strings.Cut(rest, ":")
-		switch controllers {
-		case "pids":
-			dir = filepath.Join("/sys/fs/cgroup/pids", path, "user.slice")
-		case "":
-			dir = filepath.Join("/sys/fs/cgroup", path, "user.slice")
-		default:
-			continue
-		}
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			continue // the mount of the other version
-		}
-		return dir, errors.Join(os.Chown(dir, localUID, localUID), os.Chown(filepath.Join(dir, "cgroup.procs"), localUID, localUID))
-	}
-	return "", errors.New("there is no cgroup for the local user")
+	return dir, errors.Join(os.Chown(dir, localUID, localUID), os.Chown(filepath.Join(dir, "cgroup.procs"), localUID, localUID))
 }
 
 // tenant binds pods to the node by hand that request thousands of resources which no plugin has, and deletes them.
@@ -100,7 +87,7 @@ func runLocalUser(dir string) error {
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0); err != nil {
 			return err
 		}
-		if err := errors.Join(unix.Setgroups(nil), unix.Setgid(localUID), unix.Setuid(localUID), plugintest.DropRights(), os.Setenv("CHAOS_RIGHTS", "none")); err != nil {
+		if err := errors.Join(unix.Setgroups(nil), unix.Setgid(localUID), unix.Setuid(localUID), unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), os.Setenv("CHAOS_RIGHTS", "none")); err != nil {
 			return err
 		}
 		return syscall.Exec("/proc/self/exe", os.Args, os.Environ())

@@ -376,6 +376,9 @@ func (c *Cluster) HostKubeconfig() string { return c.run.Kubeconfig() }
 // LogDir is where the processes' logs are.
 func (c *Cluster) LogDir() string { return c.options.Dir }
 
+// Cgroup returns the path of the run's cgroup in each hierarchy. What is in it goes with the run.
+func (c *Cluster) Cgroup() string { return c.run.cgroup() }
+
 // LoadImage brings an image to where the kubelet finds it.
 func (c *Cluster) LoadImage(ctx context.Context, image Image) error {
 	if err := c.Containers.LoadImage(ctx, image); err != nil {
