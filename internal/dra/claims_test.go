@@ -37,7 +37,8 @@ type world struct {
 	devices map[device.ResourceName][]device.ID
 	updated chan struct{}
 	node    chan struct{}
-	unread  bool // the Node
+	unread  bool   // the Node
+	answers func() // before the API server does; nil: at once
 	needs   map[device.ResourceName]bool
 	bound   map[device.PodUID]device.PodDemand
 }
@@ -68,6 +69,9 @@ func newWorld(t testing.TB) (*world, *Claims) {
 }
 
 func (w *world) RoundTrip(r *http.Request) (*http.Response, error) {
+	if w.answers != nil {
+		w.answers()
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.reads++

@@ -28,6 +28,7 @@ import (
 
 const (
 	maxRequestBytes         = 1 << 20
+	preparing               = 16  // claims of one request at once
 	streams                 = 256 // requests at once on one connection: the kubelet prepares the claims of many pods at once
 	firstListen, lastListen = time.Second, 30 * time.Second
 	rewriteTime             = 20 * time.Second // in which the kubelet asks to prepare the claim of a pod, several times
@@ -241,32 +242,44 @@ func (s *Server) NotifyRegistrationStatus(_ context.Context, status *registratio
 func (s *Server) NodePrepareResources(ctx context.Context, request *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
 	hold, cancel := context.WithTimeout(ctx, s.Hold)
 	defer cancel()
+	all := make([]*drav1.NodePrepareResourceResponse, len(request.Claims))
+	var work errgroup.Group
+	work.SetLimit(preparing)
+	for i, c := range request.Claims { // of one pod: each may take a read of the API server
+		work.Go(func() error {
+			all[i] = s.answer(ctx, hold, c)
+			return nil
+		})
+	}
+	_ = work.Wait()
 	answer := &drav1.NodePrepareResourcesResponse{Claims: map[string]*drav1.NodePrepareResourceResponse{}}
-	for _, c := range request.Claims {
-		one := &drav1.NodePrepareResourceResponse{}
-		answer.Claims[c.Uid] = one
-		got, waited, err := s.prepare(ctx, hold, c)
-		var names [][]string
-		if err == nil {
-			names, err = s.write(ctx, c.Namespace, c.Name, got, false)
-		}
-		result := "ready"
-		switch {
-		case err != nil:
-			one.Error, result = err.Error(), "refused"
-			s.Log.Info("claim is not prepared", "namespace", c.Namespace, "claim", c.Name, "err", err)
-		case waited:
-			result = "waited"
-		}
-		s.prepared.WithLabelValues(result).Inc()
-		if err != nil {
-			continue
-		}
-		for i, r := range got.results {
-			one.Devices = append(one.Devices, &drav1.Device{RequestNames: []string{r.base()}, PoolName: r.pool, DeviceName: r.device, CdiDeviceIds: names[i]})
-		}
+	for i, c := range request.Claims {
+		answer.Claims[c.Uid] = all[i]
 	}
 	return answer, nil
+}
+
+// answer prepares one claim.
+func (s *Server) answer(ctx, hold context.Context, c *drav1.Claim) *drav1.NodePrepareResourceResponse {
+	one, result := &drav1.NodePrepareResourceResponse{}, "ready"
+	got, waited, err := s.prepare(ctx, hold, c)
+	if waited {
+		result = "waited"
+	}
+	var names [][]string
+	if err == nil {
+		names, err = s.write(ctx, c.Namespace, c.Name, got, false)
+	}
+	if err != nil {
+		one.Error, result = err.Error(), "refused"
+		s.Log.Info("claim is not prepared", "namespace", c.Namespace, "claim", c.Name, "err", err)
+	}
+	s.prepared.WithLabelValues(result).Inc()
+	for i := range names {
+		r := got.results[i]
+		one.Devices = append(one.Devices, &drav1.Device{RequestNames: []string{r.base()}, PoolName: r.pool, DeviceName: r.device, CdiDeviceIds: names[i]})
+	}
+	return one
 }
 
 // prepare waits until a pod has the devices of a claim, while hold lasts: the claim itself is read within the caller's time. A claim that no

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -170,6 +171,25 @@ func (k *kubelet) prepare(name string) string {
 		all = append(all, strings.Join(d.RequestNames, "+")+"="+d.PoolName+":"+d.DeviceName)
 	}
 	return strings.Join(all, " ")
+}
+
+// The kubelet's limit is for all claims of a pod together.
+func TestServer_ManyClaims_AreReadTogether(t *testing.T) {
+	t.Parallel()
+	k := newKubelet(t, time.Minute)
+	const n = 10
+	request := &drav1.NodePrepareResourcesRequest{}
+	for i := range n {
+		request.Claims = append(request.Claims, &drav1.Claim{Namespace: "default", Name: fmt.Sprint("c", i), Uid: fmt.Sprint("uid-c", i)})
+	}
+	var asked sync.WaitGroup
+	asked.Add(n)
+	k.world.answers = func() { asked.Done(); asked.Wait() } // none answers before all are asked
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if answer, err := k.driver.NodePrepareResources(ctx, request); err != nil || len(answer.Claims) != n {
+		t.Errorf("%d answers, %v", len(answer.GetClaims()), err)
+	}
 }
 
 func TestServer_DevicesAreThere_AnswersAtOnce(t *testing.T) {
