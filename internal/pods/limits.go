@@ -29,15 +29,10 @@ func bounded(d device.PodDemand) device.PodDemand {
 
 // excess returns which limit of one pod a demand exceeds; empty: none.
 func excess(d device.PodDemand) string {
-	names := map[device.ResourceName]bool{}
-	for _, of := range d.Demands {
-		for r := range of.Wants {
-			names[r] = true
-		}
-	}
+	names := len(resources(d))
 	switch n := size(d); {
-	case len(names) > maxNames:
-		return fmt.Sprintf("the pod requests %d extended resources, and may request %d", len(names), maxNames)
+	case names > maxNames:
+		return fmt.Sprintf("the pod requests %d extended resources, and may request %d", names, maxNames)
 	case n > maxPodSize && len(d.Demands) > 0:
 		return fmt.Sprintf("the names of the resources, containers, variables, claims and volumes of the pod's containers take %d bytes, and may take %d", n, maxPodSize)
 	case n > maxPodSize:
@@ -46,10 +41,21 @@ func excess(d device.PodDemand) string {
 	return ""
 }
 
-// size returns about how many bytes a demand takes in memory.
+// resources returns the extended resources that a pod requests.
+func resources(d device.PodDemand) map[device.ResourceName]bool {
+	names := map[device.ResourceName]bool{}
+	for _, of := range d.Demands {
+		for r := range of.Wants {
+			names[r] = true
+		}
+	}
+	return names
+}
+
+// size returns about how many bytes a demand takes in memory, with the allocator's tables of resources that only this pod names.
 func size(d device.PodDemand) int {
-	const pod, container, entry = 512, 384, 64
-	n := pod
+	const pod, container, table, entry = 512, 384, 1536, 64
+	n := pod + table*len(resources(d))
 	text := func(all ...string) {
 		for _, s := range all {
 			n += entry + len(s)

@@ -100,6 +100,7 @@ func TestLimit_OfAllPods(t *testing.T) {
 		t.Errorf("a pod without devices: known %v, with %d containers", known, len(p.Containers))
 	}
 	_ = s.Delete(named("p0"))
+	_ = s.Delete(named("p1"))
 	if err := fetch(); err != nil || !s.knows(late.demand.Pod) {
 		t.Errorf("fetching it when another pod has ended: %v", err)
 	}
