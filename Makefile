@@ -164,7 +164,7 @@ everything-parts:
 	scripts/stages stage "make $$part" $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 	[ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
-chaos: ## Random faults (root): N=20 sequences, SEED=17 one again, KUBELET=1 against the kubelet's device manager, ATTACKER=1 with a hostile plugin pod, CLAIMS=1 through DRA alone and without a policy, KUBERNETES=1.37 on that release.
+chaos: ## Random faults (root): N=20 sequences, SEED=17 one again, KUBELET=1 against the kubelet's device manager, ATTACKER=1 with a hostile plugin pod, tenant and local user, CLAIMS=1 through DRA alone and without a policy, KUBERNETES=1.37 on that release.
 	$(if $(KUBERNETES),TESTCLUSTER_KUBERNETES=$(KUBERNETES)) $(GO) run ./test/chaos -n $(or $(N),$(if $(SEED),1,20)) $(if $(SEED),-seed $(SEED)) $(if $(KUBELET),-kubelet) $(if $(ATTACKER),-attacker) $(if $(CLAIMS),-claims)
 
 upstream: ## Run Kubernetes' own node suite with the kubelet and with devmgrd (root): SIDE=devmgrd one side, FOCUS=... some specs.

@@ -4,7 +4,7 @@
 //	make chaos N=200            200 sequences, from a seed that is printed
 //	make chaos SEED=17          the one sequence of that seed again
 //	make chaos N=200 KUBELET=1  the same against the kubelet's own device manager, without devmgrd
-//	make chaos N=200 ATTACKER=1 the same with a plugin pod that attacks devmgrd all the time
+//	make chaos N=200 ATTACKER=1 the same with a plugin pod, a tenant and a local user that attack devmgrd all the time
 //	make chaos KUBERNETES=1.37  on another release of Kubernetes
 //
 // A sequence is a handful of steps, drawn from its seed. Pods are created and deleted, by force at times. Containers, their
@@ -31,8 +31,9 @@
 // that has ended after seed 200 goes on with SEED=201 N=300.
 //
 // The attacker (attacker.go) has a container's rights and the directory of a plugin pod. It removes and replaces what is devmgrd's
-// there, registers junk and foreign sockets, lists devices with long IDs, and floods the directory and its kubelet.sock. It
-// draws from dice of its own: the sequences are the same with it and without.
+// there, registers junk and foreign sockets, lists devices with long IDs or with health that flaps, and floods the directory and its kubelet.sock. A
+// tenant and a local user help it (neighbours.go), and what devmgrd spends on them is measured (meter.go). They draw from dice of their own: the
+// sequences are the same with them and without.
 //
 // Nothing that is judged comes from devmgrd, except until when it has suspended a device. The devices of a container are those in the environment and
 // /dev of its processes (truth.go). When a pod's network is gone the CNI plugin notes. What the scheduler sees, the state of pods (cluster.go) and the devices that claims name (claimview.go)
