@@ -80,7 +80,7 @@ func (w *world) tenant(ctx context.Context) {
 	}
 }
 
-// runLocalUser is the local user, until it is killed. It gives cgroups of its own the names of pods', with processes in them, and has processes
+// runLocalUser is the local user, until it is killed. It names cgroups of its own after pods, with processes in them, and has processes
 // that exit with much memory to give back, so that it is not known for a while what they have mapped.
 func runLocalUser(dir string) error {
 	if os.Getenv("CHAOS_RIGHTS") == "" {
