@@ -6,12 +6,13 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/devmgrd/devmgrd/internal/cgroups"
 )
 
 // pidFS is the type of the file system of pidfds: since Linux 6.9 the inode of a pidfd names its process.
@@ -50,27 +51,23 @@ func UnixClient(conn net.Conn) (string, error) {
 
 // processOf names a process, or its pod.
 func processOf(pid int) string {
-	cgroups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	all, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 		return "processes that have ended"
 	}
-	if pod := podOf(string(cgroups)); pod != "" {
+	if pod := podOf(string(all)); pod != "" {
 		return "pod " + pod
 	}
 	return "process " + strconv.Itoa(pid)
 }
 
-// podCgroup matches a pod's cgroup, as the kubelet names it with either cgroup driver. It has to be at the kubelet's place at the
-// root, since users may create cgroups of such a name in those that systemd delegates.
-var podCgroup = regexp.MustCompile(`^/(?:\.\./)*kubepods(?:\.slice)?/(?:[^/]+/)?(?:kubepods[a-z-]*-)?pod([0-9A-Za-z_-]+)(?:\.slice)?(?:/|$)`)
-
 // podOf returns the UID of the pod in a /proc/PID/cgroup, or an empty one.
-func podOf(cgroups string) string {
-	for line := range strings.Lines(cgroups) {
+func podOf(all string) string {
+	for line := range strings.Lines(all) {
 		_, path, _ := strings.Cut(line, ":")
 		_, path, _ = strings.Cut(path, ":")
-		if found := podCgroup.FindStringSubmatch(strings.TrimSuffix(path, "\n")); found != nil {
-			return strings.ReplaceAll(found[1], "_", "-")
+		if pod := cgroups.PodOf(strings.TrimSuffix(path, "\n")); pod != "" {
+			return string(pod)
 		}
 	}
 	return ""

@@ -9,30 +9,34 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
+	"github.com/devmgrd/devmgrd/internal/cgroups"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // CgroupRoot is where Linux distributions mount the cgroup file systems.
 const CgroupRoot = "/sys/fs/cgroup"
 
-// Cgroups finds containers' processes in the cgroup file systems below a directory. containerd and CRI-O name a container's cgroup
-// after its ID with each cgroup driver: cri-containerd-<id>.scope, crio-<id>.scope or <id>. Containers of virtual machines may have
-// no cgroup on the host: for them StartContainer is the only proof of a start.
+// Cgroups finds the processes of pods and containers in the cgroup file systems below a directory. It looks only where root alone makes
+// cgroups: at one whose parent, like all those above it, belongs to the owner of the file system, and is not writable for others. Users name
+// cgroups as they like in those that systemd delegates to them, such as user@1000.service.
 type Cgroups string
 
-// shortestUID is the length of the shortest pod UID: the kubelet's hash of a static pod's manifest.
-const shortestUID = 32
-
-// HasProcesses reports whether a container may have processes: whether it has a cgroup that is not known to be empty.
+// HasProcesses reports whether a container may have processes: whether it has a cgroup that is not known to be empty. containerd and CRI-O
+// name it after the container's ID with each cgroup driver: cri-containerd-<id>.scope, crio-<id>.scope or <id>. Containers of virtual
+// machines may have no cgroup on the host: for them StartContainer is the only proof of a start.
 func (c Cgroups) HasProcesses(container string) (found bool, err error) {
 	if container == "" {
 		return false, fmt.Errorf("looking for processes of a container without an ID")
 	}
-	err = c.walk(func(name, path string) error {
-		if strings.Contains(name, container) && !empty(path) {
+	err = c.walk(func(path string) error {
+		switch {
+		case strings.Contains(filepath.Base(path), container) && !empty(path):
 			found = true
 			return fs.SkipAll
+		case cgroups.PodAt(filepath.Dir(path)) != "":
+			return fs.SkipDir // below the cgroup of a container, its processes may make others
 		}
 		return nil
 	})
@@ -45,24 +49,15 @@ func (c Cgroups) HasProcesses(container string) (found bool, err error) {
 // namedProcesses is the number of a pod's processes that PodsWithProcesses names.
 const namedProcesses = 4
 
-// PodsWithProcesses returns the pods whose cgroup has a process, with a few of the processes if they are in devmgrd's PID namespace. The kubelet names a pod's cgroup pod<uid>, or
-// kubepods-<class>-pod<uid>.slice with underscores in the UID.
+// PodsWithProcesses returns the pods whose cgroup has a process, with a few of the processes if they are in devmgrd's PID namespace.
 func (c Cgroups) PodsWithProcesses(pods []device.PodUID) (map[device.PodUID][]device.Process, error) {
-	asked, occupied := make(map[string]device.PodUID, len(pods)), map[device.PodUID][]device.Process{}
-	for _, uid := range pods {
-		asked[strings.ReplaceAll(string(uid), "-", "_")] = uid
-	}
-	err := c.walk(func(name, path string) error {
-		at := strings.LastIndex(name, "pod")
-		if at < 0 {
-			return nil
-		}
-		text := strings.TrimSuffix(name[at+len("pod"):], ".slice")
-		uid, is := asked[strings.ReplaceAll(text, "-", "_")]
-		if is && populated(path) {
+	occupied := map[device.PodUID][]device.Process{}
+	err := c.walk(func(path string) error {
+		uid := cgroups.PodAt(path)
+		if slices.Contains(pods, uid) && populated(path) {
 			occupied[uid] = processes(path, occupied[uid])
 		}
-		if is || len(text) >= shortestUID {
+		if uid != "" {
 			return fs.SkipDir // no pod is below another
 		}
 		return nil
@@ -73,9 +68,13 @@ func (c Cgroups) PodsWithProcesses(pods []device.PodUID) (map[device.PodUID][]de
 	return occupied, nil
 }
 
-// walk calls visit for each cgroup, parents first.
-func (c Cgroups) walk(visit func(name, path string) error) error {
+// walk calls visit for each cgroup that root has made, parents first.
+func (c Cgroups) walk(visit func(path string) error) error {
 	if err := c.whole(); err != nil {
+		return err
+	}
+	root, err := os.Stat(string(c))
+	if err != nil {
 		return err
 	}
 	return filepath.WalkDir(string(c), func(path string, entry fs.DirEntry, err error) error {
@@ -87,9 +86,18 @@ func (c Cgroups) walk(visit func(name, path string) error) error {
 		case !entry.IsDir():
 			return nil
 		}
-		return visit(entry.Name(), path)
+		if err := visit(path); err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil || owner(info) != owner(root) || info.Mode()&0o022 != 0 {
+			return fs.SkipDir // removed meanwhile, or others make cgroups in it
+		}
+		return nil
 	})
 }
+
+func owner(info fs.FileInfo) uint32 { return info.Sys().(*syscall.Stat_t).Uid }
 
 // whole fails unless c shows all cgroups of the machine: a container, such as one of a DaemonSet, sees only its own. On cgroup v2
 // only the root lacks cgroup.events, on v1 only a root has a release_agent.

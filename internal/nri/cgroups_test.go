@@ -1,6 +1,8 @@
 package nri
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -93,5 +95,86 @@ func TestPodsWithProcesses(t *testing.T) {
 	}
 	if got, err := Cgroups(t.TempDir()).PodsWithProcesses([]device.PodUID{"1-a"}); err == nil {
 		t.Errorf("without cgroups of the host: answered with %v", got)
+	}
+}
+
+// ofUser hands a directory of a tree to a user, as systemd does with the cgroup of a user's session.
+func ofUser(t *testing.T, path string) {
+	t.Helper()
+	if err := os.Chmod(path, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if os.Getuid() == 0 {
+		if err := errors.Join(os.Chmod(path, 0o755), os.Chown(path, 65534, 65534)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Users name cgroups as they like in those that systemd delegates to them: after another's pod, which has ended, or by thousands.
+func TestCgroups_OfAUser_ProveNothingAndCostNothing(t *testing.T) {
+	t.Parallel()
+	const uid, container, session = "11111111-2222-3333-4444-555555555555", "0123456789abcdef", "user.slice/user-1000.slice/user@1000.service/"
+	files := map[string]string{"cgroup.controllers": "", "kubepods.slice/kubepods-besteffort.slice/cgroup.events": "populated 0\n"}
+	for _, name := range []string{
+		"pod" + uid, "kubepods/pod" + uid, "kubepods/burstable/pod" + uid, "kubepods-pod" + strings.ReplaceAll(uid, "-", "_") + ".slice",
+		"cri-containerd-" + container + ".scope", "kubepods.slice/kubepods-pod" + strings.ReplaceAll(uid, "-", "_") + ".slice/" + container,
+	} {
+		files[session+name+"/cgroup.events"] = "populated 1\n"
+	}
+	for i := range 2000 {
+		files[fmt.Sprintf("%sc%d/cgroup.events", session, i)] = "populated 0\n"
+	}
+	root := tree(t, files)
+	ofUser(t, filepath.Join(root, session))
+	if got, err := Cgroups(root).PodsWithProcesses([]device.PodUID{uid}); err != nil || len(got) > 0 {
+		t.Errorf("pods with processes: %v, %v", got, err)
+	}
+	if found, err := Cgroups(root).HasProcesses(container); err != nil || found {
+		t.Errorf("the container has processes: %v, %v", found, err)
+	}
+	looked := 0
+	if err := Cgroups(root).walk(func(string) error { looked++; return nil }); err != nil || looked > 10 {
+		t.Errorf("looked at %d cgroups, %v", looked, err)
+	}
+}
+
+// A container that may write its cgroup makes cgroups below it, and names them after another's container.
+func TestHasProcesses_CgroupsBelowAContainer_ProveNothing(t *testing.T) {
+	t.Parallel()
+	const pod = "kubepods.slice/kubepods-pod1.slice/"
+	root := tree(t, map[string]string{
+		"cgroup.controllers": "",
+		pod + "cri-containerd-mine.scope/cri-containerd-another.scope/cgroup.events": "populated 1\n",
+		pod + "crio-runs.scope/container/cgroup.events":                              "populated 1\n",
+		pod + "crio-runs.scope/cgroup.events":                                        "populated 1\n",
+	})
+	for id, want := range map[string]bool{"runs": true, "another": false} {
+		if got, err := Cgroups(root).HasProcesses(id); got != want || err != nil {
+			t.Errorf("container %s has processes: %v, %v; want %v", id, got, err, want)
+		}
+	}
+}
+
+// The kubelet's root is wherever its setting cgroupRoot says, and in each hierarchy of cgroup v1.
+func TestPodsWithProcesses_RootOfTheKubelet(t *testing.T) {
+	t.Parallel()
+	const uid, under = "11111111-2222-3333-4444-555555555555", "11111111_2222_3333_4444_555555555555"
+	for _, pod := range []string{
+		"kubepods/pod" + uid, "kubepods/burstable/pod" + uid, "a/b/kubepods/besteffort/pod" + uid,
+		"kubepods.slice/kubepods-pod" + under + ".slice", "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + under + ".slice",
+		"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod" + under + ".slice",
+		"system.slice/docker-0123.scope/kubelet/kubepods/pod" + uid, // devmgrd and the kubelet are in different containers
+	} {
+		for version, files := range map[string]map[string]string{
+			"2":         {"cgroup.controllers": "", pod + "/cgroup.events": "populated 1\n"},
+			"1":         {"devices/release_agent": "", "pids/" + pod + "/0/cgroup.procs": "17\n", "memory/" + pod + "/0/cgroup.procs": ""},
+			"1, hybrid": {"devices/release_agent": "", "devices/" + pod + "/0/cgroup.procs": "17\n", "unified/cgroup.controllers": "", "unified/system.slice/cgroup.events": ""},
+		} {
+			got, err := Cgroups(tree(t, files)).PodsWithProcesses([]device.PodUID{uid})
+			if _, has := got[uid]; err != nil || !has {
+				t.Errorf("version %s, %s: %v, %v", version, pod, got, err)
+			}
+		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/devmgrd/devmgrd/internal/cgroups"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/openers"
@@ -505,32 +506,15 @@ func (g *Gate) holders(nodes map[openers.Device]string, scan openers.Scan, ignor
 	return all, pids
 }
 
-// shortestUID is the length of the shortest pod UID: the kubelet's hash of a static pod's manifest.
-const shortestUID = 32
-
-// podOf returns the pod that a cgroup belongs to; zero: none. The kubelet names a pod's cgroup pod<uid>, or kubepods-<class>-pod<uid>.slice with
-// underscores in the UID.
+// podOf returns the pod that a cgroup belongs to; zero: none.
 func (g *Gate) podOf(cgroup string) device.Pod {
-	for name := range strings.SplitSeq(cgroup, "/") {
-		if !strings.HasPrefix(name, "pod") && !strings.HasPrefix(name, "kubepods") {
-			continue
-		}
-		_, text, found := strings.Cut(name, "pod")
-		if strings.HasPrefix(name, "kubepods") {
-			at := strings.LastIndex(name, "-pod")
-			found, text = at >= 0, name[max(0, at+len("-pod")):]
-		}
-		if uid := strings.ReplaceAll(strings.TrimSuffix(text, ".slice"), "_", "-"); found && len(uid) >= shortestUID {
-			pod := device.Pod{UID: device.PodUID(uid)}
-			if g.pods != nil {
-				if named, known := g.pods.Named(pod.UID); known {
-					pod = named
-				}
-			}
-			return pod
+	uid := cgroups.PodOf(cgroup)
+	if uid != "" && g.pods != nil {
+		if named, known := g.pods.Named(uid); known {
+			return named
 		}
 	}
-	return device.Pod{}
+	return device.Pod{UID: uid}
 }
 
 // unitPrefix begins the names of the commands' units; the pod's UID and the resource follow.

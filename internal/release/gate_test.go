@@ -548,25 +548,6 @@ func TestWatch_HolderEnds_IsNoticedAtOnce(t *testing.T) {
 	}
 }
 
-func TestPodOf(t *testing.T) {
-	const uid = "11111111-2222-3333-4444-555555555555"
-	under := strings.ReplaceAll(uid, "-", "_")
-	g := New(Config{Metrics: prometheus.NewRegistry()})
-	for cgroup, want := range map[string]device.PodUID{
-		"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + under + ".slice/cri-containerd-0123.scope": uid,
-		"/kubepods.slice/kubepods-pod" + under + ".slice/crio-0123.scope":                                              uid,
-		"/kubepods/besteffort/pod" + uid + "/0123":                                                                     uid,
-		"/kubelet/kubepods/pod0123456789abcdef0123456789abcdef/c":                                                      "0123456789abcdef0123456789abcdef",
-		"/system.slice/podman.service":                                                                                 "",
-		"/user.slice/user-0.slice/session-1.scope":                                                                     "",
-		"/": "", "": "",
-	} {
-		if got := g.podOf(cgroup).UID; got != want {
-			t.Errorf("%s: %q, want %q", cgroup, got, want)
-		}
-	}
-}
-
 // devmgrd stops while a process that it watches lives.
 func TestRun_HolderLives_Ends(t *testing.T) {
 	holder := exec.Command("sleep", "600")

@@ -17,10 +17,11 @@ const module = "github.com/devmgrd/devmgrd/"
 // base are the packages that others may import. Packages on a device's path do not import their siblings: data goes one way through
 // them, and wiring alone knows which package implements which interface.
 var base = map[string][]string{
-	"internal/device":    {"internal/cdi", "internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/statuspage", "internal/pluginrules", "internal/table", "config", "internal/allocator", "internal/checkpoint", "internal/containers", "internal/dra", "internal/holdings", "internal/failures", "internal/feed", "internal/flapping", "internal/healthcommand", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/placement", "internal/podresources", "internal/pods", "internal/registry", "internal/release", "internal/store"},
+	"internal/device":    {"internal/cdi", "internal/cgroups", "internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/statuspage", "internal/pluginrules", "internal/table", "config", "internal/allocator", "internal/checkpoint", "internal/containers", "internal/dra", "internal/holdings", "internal/failures", "internal/feed", "internal/flapping", "internal/healthcommand", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/placement", "internal/podresources", "internal/pods", "internal/registry", "internal/release", "internal/store"},
 	"internal/lists":     {"internal/cdi", "internal/admin", "internal/allocator", "internal/checkpoint", "internal/device", "internal/nri", "internal/placement", "internal/pluginrules", "internal/podresources", "internal/pods", "internal/registry", "internal/release", "internal/statuspage", "internal/table"},
 	"internal/backoff":   {"internal/cdi", "internal/admin", "internal/checkpoint", "internal/dra", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/takeover", "internal/units"},
 	"internal/cdi":       {"internal/dra", "internal/nri"},
+	"internal/cgroups":   {"internal/connlimit", "internal/nri", "internal/openers", "internal/release"},
 	"internal/connlimit": {"internal/dra", "internal/podresources", "internal/registry"},
 	"internal/peercreds": {"internal/admin", "internal/podresources", "internal/registry"},
 	"internal/socket":    {"internal/admin", "internal/dra", "internal/nri", "internal/podresources", "internal/registry", "internal/takeover"},
