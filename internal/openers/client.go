@@ -18,14 +18,14 @@ type Client struct {
 	Path string // of its unix socket
 }
 
-// Find is the package's Find, made by the server. It fails with ctx, too.
+// Find is the package's Find, made by the server. It fails with ctx, too. A server that does not answer counts as busy all the time.
 func (c Client) Find(ctx context.Context, devices []Device) (Scan, error) {
 	scan, err := c.find(ctx, devices)
 	if err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err() // rather than a use of the closed connection
 		}
-		return Scan{}, fmt.Errorf("asking %s: %w", c.Path, err)
+		return Scan{CPU: scan.CPU}, fmt.Errorf("asking %s: %w", c.Path, err)
 	}
 	return scan, nil
 }
@@ -39,6 +39,7 @@ func (c Client) find(ctx context.Context, devices []Device) (Scan, error) {
 		return Scan{}, err
 	}
 	defer conn.Close()
+	asked := time.Now()
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
 	text, err := json.Marshal(request{devices})
 	if err != nil {
@@ -49,11 +50,11 @@ func (c Client) find(ctx context.Context, devices []Device) (Scan, error) {
 	}
 	var got answer
 	if err := json.NewDecoder(io.LimitReader(conn, maxAnswer)).Decode(&got); err != nil {
-		return Scan{}, fmt.Errorf("reading the answer: %w", err)
+		return Scan{CPU: time.Since(asked)}, fmt.Errorf("reading the answer: %w", err)
 	}
 	switch {
 	case got.Error != "":
-		return Scan{}, errors.New(got.Error)
+		return Scan{CPU: got.CPU}, errors.New(got.Error)
 	case got.Scan == nil:
 		return Scan{}, errors.New("the answer has no scan")
 	}

@@ -25,6 +25,7 @@ func describe(dir, pid int, buffer []byte) (Process, error) {
 	if p.Cgroup, err = cgroup(dir, buffer); err != nil {
 		return p, err
 	}
+	p.Root = isRoot(dir, buffer)
 	if p.Executable, err = readLinkAt(dir, name("exe\x00"), buffer[:unix.PathMax-1]); err != nil {
 		return p, nil // none, or it may not be read: the other names have to do
 	}
@@ -33,6 +34,21 @@ func describe(dir, pid int, buffer []byte) (Process, error) {
 		p.ExeFile = File{Device: unix.Mkdev(file.Dev_major, file.Dev_minor), Inode: file.Ino}
 	}
 	return p, nil
+}
+
+// isRoot reports whether a process's effective user is root of the machine's first user namespace.
+func isRoot(dir int, buffer []byte) bool {
+	text, err := readAt(dir, name("status\x00"), buffer)
+	if err != nil {
+		return false
+	}
+	_, ids, _ := bytes.Cut(text, []byte("\nUid:")) // real, effective and further ones
+	fields := bytes.Fields(ids)
+	if len(fields) < 2 || string(fields[1]) != "0" {
+		return false
+	}
+	user, err := readLinkAt(dir, name("ns/user\x00"), buffer)
+	return err == nil && user == firstUserNamespace
 }
 
 // describeBriefly returns the names of a process that blocks the scan, as far as they do not depend on its memory.

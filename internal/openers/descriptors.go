@@ -32,10 +32,8 @@ func (w *worker) descriptors(table name) error {
 
 // file looks at a file that the process at hand has open or mapped: at the end of a link in proc.
 func (w *worker) file(dir int, link name, how How) error {
-	w.steps.Add(1)
-	w.files++
-	if w.files%ctxEvery == 0 && w.ctx.Err() != nil {
-		return w.ctx.Err()
+	if err := w.spend(); err != nil {
+		return err
 	}
 	var file unix.Statx_t
 	err := statAt(dir, link, unix.STATX_TYPE, &file)
@@ -106,8 +104,9 @@ func (w *worker) eachThread(visit func(tid int) error) error {
 	defer unix.Close(fd)
 	var failed error
 	err = eachEntry(fd, w.list, func(n name) error {
-		w.steps.Add(1)
-		failed = visit(number(n))
+		if failed = w.spend(); failed == nil {
+			failed = visit(number(n))
+		}
 		return failed
 	})
 	if failed != nil {
@@ -155,6 +154,6 @@ func (w *worker) ended() error {
 		if s.kernel || s.closed {
 			return nil
 		}
-		return &unseenError{"is exiting"}
+		return &unseenError{reason: "is exiting", exiting: true}
 	})
 }

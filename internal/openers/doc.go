@@ -2,7 +2,7 @@
 // assigns a device of an ended pod to the next pod only if no other process holds it.
 //
 // The package runs in a process of its own with the capabilities that the daemon does without, and answers on a unix socket. It
-// knows no settings, pods or resources.
+// knows no settings and no resources, and of pods only which cgroup is whose.
 //
 //	openers.go       the values, and Find
 //	finder.go        one scan: its workers, and the processes that block them
@@ -28,9 +28,17 @@
 // that it cannot see into is an Unknown:
 //
 //   - a process that is exiting: the kernel closes files that /proc does not show any longer, and a driver may take long for it;
-//   - a process that a security module protects;
+//   - a process that keeps changing its memory, or that a security module protects;
 //   - a process whose memory a driver has locked, so that a thread of the scan waits for it. The scan goes on after 3 s. Later scans
-//     do not wait, and name the process until that thread is free.
+//     do not wait, and name the process until that thread is free;
+//   - a process whose pod has used up its share.
+//
+// The first two kinds are looked at again at the end of the scan, which waits up to 1 s for those that exit: their end is an event of their
+// pidfd. Most Unknowns are gone by then, such as the children of a build.
+//
+// Each pod has a share of a scan, and so has each process outside of pods: 100 000 files, 16 lines of maps counting as one. One Unknown
+// stands for its pod, whose further processes the scan leaves out: a pod cannot make the scan long, block more than one of its threads,
+// or fill the list of Unknowns. Which devices an Unknown may hold is the caller's to say.
 //
 // A file system that does not answer does not delay the scan: statx(2) with AT_STATX_DONT_SYNC returns what the kernel knows, and the
 // number of a device does not change. Where a file system ignores that flag, such as 9p, its process is an Unknown.
@@ -52,7 +60,7 @@
 // Only PID and Started are the kernel's, and the cgroup is as good as the rights to its directory.
 //
 // Cost: 6 to 10 µs for a file, and 100 to 350 µs for a process with its libraries, nearly all of it in the kernel. The memory of the
-// package does not grow with the number of processes. The kernel caches about 1 KiB for each file in /proc, which it can reclaim, and
+// package does not grow with the number of processes that it can see. The kernel caches about 1 KiB for each file in /proc, which it can reclaim, and
 // charges the cgroup of the scanning process. There are no pauses in a scan: callers may space scans by Scan.CPU.
 //
 // Capabilities: CAP_SYS_PTRACE, to look at processes of other users; CAP_DAC_READ_SEARCH, to list their directories in /proc; and

@@ -84,6 +84,26 @@ func TestFind_Open(t *testing.T) {
 	want(t, o.PID, "")
 }
 
+// A user's process may run any executable, and be root in a user namespace.
+func TestFind_Root_IsOfTheFirstUserNamespace(t *testing.T) {
+	needRoot(t)
+	binary := plugintest.Executable(t)
+	inNamespace := as(&syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: []syscall.SysProcIDMap{{HostID: 0, Size: 1}}, GidMappings: []syscall.SysProcIDMap{{HostID: 0, Size: 1}}})
+	for name, test := range map[string]struct {
+		change func(*exec.Cmd)
+		want   bool
+	}{"root": {func(*exec.Cmd) {}, true}, "a user": {asUser(binary, 65534), false}, "root of a user namespace": {inNamespace, false}} {
+		t.Run(name, func(t *testing.T) {
+			c := ready(t, "open", fullNode, test.change)
+			scan := find(t, full)
+			i := slices.IndexFunc(scan.Openers, func(o Opener) bool { return o.PID == c.Process.Pid })
+			if i < 0 || scan.Openers[i].Root != test.want {
+				t.Errorf("%+v", scan.Openers)
+			}
+		})
+	}
+}
+
 func TestFind_OtherDevice_IsNotFound(t *testing.T) {
 	needRoot(t)
 	c := ready(t, "open", fullNode)

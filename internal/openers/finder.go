@@ -7,11 +7,15 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
+
+	"github.com/devmgrd/devmgrd/internal/cgroups"
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 const (
 	patience   = 3 * time.Second // without progress at one process, which then counts as unknown
-	maxBlocked = 16              // processes that block a thread each
+	maxBlocked = 128             // pods, and processes outside of pods, that block a thread each
+	exitLimit  = time.Second     // in which processes that exit may end before they count as unknown
 	maxRounds  = 4               // of looking for processes that have started during the scan
 
 	// The kernel fixes the inodes of the first namespaces (linux/proc_ns.h).
@@ -21,22 +25,24 @@ const (
 
 // A finder makes scans, and remembers the processes that block threads of earlier ones.
 type finder struct {
-	proc     string
-	patience time.Duration
+	proc      string
+	patience  time.Duration
+	exitLimit time.Duration
+	maxFiles  int
 
-	mu      sync.Mutex   // guards blocked, and the record of the scan
-	blocked map[int]bool // PIDs for which a thread still waits
+	mu      sync.Mutex            // guards blocked, and the record of the scan
+	blocked map[int]device.PodUID // PIDs for which a thread still waits, with their pods
 }
 
 func newFinder(proc string) *finder {
-	return &finder{proc: proc, patience: patience, blocked: map[int]bool{}}
+	return &finder{proc: proc, patience: patience, exitLimit: exitLimit, maxFiles: maxFiles, blocked: map[int]device.PodUID{}}
 }
 
 // find is Find. Only one call may run at a time.
 func (f *finder) find(ctx context.Context, devices []Device) (Scan, error) {
 	scan, err := f.search(ctx, devices)
 	if err != nil {
-		return Scan{}, fmt.Errorf("looking for openers of devices: %w", err)
+		return Scan{CPU: scan.CPU}, fmt.Errorf("looking for openers of devices: %w", err)
 	}
 	return scan, nil
 }
@@ -65,16 +71,16 @@ func (f *finder) search(ctx context.Context, devices []Device) (Scan, error) {
 		blocked, pid := f.wait(w)
 		switch {
 		case !blocked && w.err != nil:
-			return Scan{}, w.err
+			return r.scan, w.err
 		case !blocked:
 			return r.scan, nil
 		case ctx.Err() != nil:
-			return Scan{}, ctx.Err()
+			return r.scan, ctx.Err()
 		case pid == 0:
-			return Scan{}, fmt.Errorf("%s does not list processes: no answer within %v", f.proc, f.patience)
+			return r.scan, fmt.Errorf("%s does not list processes: no answer within %v", f.proc, f.patience)
 		}
 		if err := f.pass(r, pid); err != nil {
-			return Scan{}, err
+			return r.scan, err
 		}
 	}
 }
@@ -117,8 +123,9 @@ func (f *finder) wait(w *worker) (blocked bool, pid int) {
 				continue
 			}
 			w.record.owner = nil
+			w.record.scan.CPU += w.used()
 			if pid = w.record.current; pid != 0 {
-				f.blocked[pid] = true
+				f.blocked[pid] = ""
 			}
 			f.mu.Unlock()
 			return true, pid
@@ -137,6 +144,9 @@ func (f *finder) pass(r *record, pid int) error {
 	process := describeBriefly(f.proc, pid)
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if _, still := f.blocked[pid]; still {
+		f.blocked[pid] = cgroups.PodOf(process.Cgroup)
+	}
 	return r.addUnknown(process, fmt.Sprintf("blocks the scan: no answer within %v", f.patience))
 }
 
@@ -144,7 +154,22 @@ func (f *finder) pass(r *record, pid int) error {
 func (f *finder) isBlocked(pid int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.blocked[pid]
+	_, is := f.blocked[pid]
+	return is
+}
+
+// share returns how many files of a pod are left for the scan to look at. unknown: the pod is already. blocks: a thread waits for one of its
+// processes.
+func (f *finder) share(r *record, pod device.PodUID) (left int, unknown, blocks bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if pod == "" {
+		return f.maxFiles, false, false
+	}
+	for _, of := range f.blocked {
+		blocks = blocks || of == pod
+	}
+	return f.maxFiles - r.files[pod], r.unknown[pod], blocks
 }
 
 // next returns a worker's next process. It is false at the end of the round, and if the worker has lost its record.
@@ -160,6 +185,35 @@ func (f *finder) next(w *worker) (pid int, ok bool) {
 	return r.current, true
 }
 
+// nextUnseen returns the next process that a worker looks at again. It is false after the last one, and if the worker has lost its record.
+func (f *finder) nextUnseen(w *worker) (u unseen, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := w.record
+	for r.owner == w && len(r.unseen) > 0 {
+		u, r.unseen = r.unseen[0], r.unseen[1:]
+		if !r.unknown[u.pod] {
+			r.current = u.pid
+			return u, true
+		}
+	}
+	return u, false
+}
+
+// later has a process looked at again at the end of the scan. It is false if the worker has lost its record.
+func (f *finder) later(w *worker, u unseen) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := w.record
+	if r.owner != w {
+		return false
+	}
+	r.current = 0
+	r.files[w.pod] += w.spent
+	r.unseen = append(r.unseen, u)
+	return true
+}
+
 // add completes a process in a worker's record. It is false if the worker has lost its record.
 func (f *finder) add(w *worker, process Process, holds []hold, reason string) (bool, error) {
 	f.mu.Lock()
@@ -169,6 +223,7 @@ func (f *finder) add(w *worker, process Process, holds []hold, reason string) (b
 		return false, nil
 	}
 	r.current = 0
+	r.files[w.pod] += w.spent
 	for _, h := range holds {
 		r.addOpener(process, h)
 	}

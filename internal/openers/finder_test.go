@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -62,7 +63,7 @@ func (p fakeProc) process(pid int, maps string) {
 	}
 	p.file(fmt.Sprintf("%d (a) b) %s%s", pid, state, fields), name, "stat")
 	p.file(fmt.Sprintf("%d (a) b) %s%s", pid, state, fields), name, "task", name, "stat")
-	p.file("0::/kubepods/pod1\n", name, "cgroup")
+	p.file("0::/system.slice/a.service\n", name, "cgroup")
 	p.file(maps, name, "maps")
 	p.link("/bin/b", name, "exe")
 }
@@ -88,7 +89,7 @@ func TestFind_ProcessBlocks_IsUnknown(t *testing.T) {
 		for _, u := range scan.Unknown {
 			if u.PID == 2 {
 				second, reason = true, u.Reason
-				if u.Command != "a) b" || u.Cgroup != "/kubepods/pod1" {
+				if u.Command != "a) b" || u.Cgroup != "/system.slice/a.service" {
 					t.Errorf("unknown is %+v", u)
 				}
 			}
@@ -247,8 +248,160 @@ func TestFind_TooManyUnknown(t *testing.T) {
 	for pid := range maxUnknown + 1 {
 		p.process(100+pid, "00400000-00452000 r-xp 00000000 fe:01 12    /x\n") // which map_files lacks
 	}
-	if scan, err := Find(t.Context(), p.dir, []Device{full}); err == nil || !strings.Contains(err.Error(), "more than 64 processes") {
+	if scan, err := Find(t.Context(), p.dir, []Device{full}); err == nil || !strings.Contains(err.Error(), "more than 64 processes") || scan.CPU <= 0 {
 		t.Errorf("%+v, %v", scan, err)
+	}
+}
+
+// inPod puts a process into a pod.
+func (p fakeProc) inPod(pid int, pod string) {
+	p.t.Helper()
+	p.file("0::/kubepods/burstable/pod"+pod+"/0\n", strconv.Itoa(pid), "cgroup")
+}
+
+// holds has a process hold the device, by its memory.
+func (p fakeProc) holds(pid int) {
+	p.t.Helper()
+	p.process(pid, "00400000-00452000 r-xp 00000000 fe:01 12    /x\n")
+	p.link(fullNode, strconv.Itoa(pid), "map_files", "400000-452000")
+}
+
+// One process stands for its pod, however many there are.
+func TestFind_ManyUnknownOfAPod_CountOnce(t *testing.T) {
+	p := newFakeProc(t)
+	for pid := range 2 * maxUnknown {
+		p.process(100+pid, "00400000-00452000 r-xp 00000000 fe:01 12    /x\n") // which map_files lacks
+		p.inPod(100+pid, "a")
+	}
+	p.holds(90)
+	p.holds(500)
+	scan, err := Find(t.Context(), p.dir, []Device{full})
+	if err != nil || len(scan.Unknown) != 1 || len(scan.Openers) != 2 {
+		t.Errorf("%+v, %v", scan, err)
+	}
+}
+
+// A pod's files are looked at up to its share, in whatever number of processes.
+func TestFind_VeryManyFilesOfAPod_OthersAreSeen(t *testing.T) {
+	p := newFakeProc(t)
+	p.holds(200)
+	p.inPod(200, "b")
+	for pid := 100; pid < 110; pid++ {
+		p.process(pid, "00300000-00400000 r-xp 00000000 00:00 0 \n")
+		p.inPod(pid, "a")
+		for fd := range 40 {
+			p.link("/dev/null", strconv.Itoa(pid), "fd", strconv.Itoa(fd))
+		}
+	}
+	p.holds(90)
+	f := newFinder(p.dir)
+	f.maxFiles = 100
+	scan, err := f.find(t.Context(), []Device{full})
+	if err != nil || len(scan.Unknown) != 1 || by(discard{t}, scan, full, 90) != Mapped || by(discard{t}, scan, full, 200) != Mapped {
+		t.Fatalf("%+v, %v", scan, err)
+	}
+	if want := "has more than 100 files open or mapped, with its pod's other processes"; scan.Unknown[0].Reason != want || scan.Unknown[0].Cgroup != "/kubepods/burstable/poda/0" {
+		t.Errorf("unknown is %+v, want %q", scan.Unknown[0], want)
+	}
+	if scan.Files > 120 {
+		t.Errorf("looked at %d files", scan.Files)
+	}
+	p.process(300, "")
+	for fd := range 101 {
+		p.link("/dev/null", "300", "fd", strconv.Itoa(fd))
+	}
+	scan, err = f.find(t.Context(), []Device{full})
+	if err != nil || len(scan.Unknown) != 2 || by(discard{t}, scan, full, 90) != Mapped {
+		t.Errorf("with such a process outside of pods: %+v, %v", scan, err)
+	}
+}
+
+// A process moves very many mappings to and fro. Each pass over them counts.
+func TestFind_VeryManyMappings_CountAgainstTheShare(t *testing.T) {
+	p := newFakeProc(t)
+	var maps strings.Builder
+	for i := range 65_530 {
+		fmt.Fprintf(&maps, "%08x-%08x r-xp 00000000 fe:01 12    /x\n", i<<12, (i+1)<<12)
+	}
+	p.process(2, maps.String()) // none of which is in map_files
+	scan, err := Find(t.Context(), p.dir, []Device{full})
+	if err != nil || len(scan.Unknown) != 1 || scan.Files > maxFiles+10 {
+		t.Errorf("%d files, %+v, %v", scan.Files, scan.Unknown, err)
+	}
+}
+
+// The scan waits for an exiting process on the process, which is then no opener.
+func TestFind_ExitingProcessEnds_IsNotUnknown(t *testing.T) {
+	exits := exec.Command("cat")
+	stay, err := exits.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := exits.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p, pid := newFakeProc(t), strconv.Itoa(exits.Process.Pid)
+	if err := os.Remove(filepath.Join(p.dir, "self")); err != nil {
+		t.Fatal(err)
+	}
+	self := strconv.Itoa(os.Getpid())
+	p.link(self, "self")
+	p.link(firstPIDNamespace, self, "ns", "pid")
+	p.process(exits.Process.Pid, "")
+	stat := p.file("", pid, "task", pid, "stat")
+	if err := errors.Join(os.Remove(stat), unix.Mkfifo(stat, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for _, state := range []string{"R", "Z"} { // at the first look, and at the second
+			w, err := os.OpenFile(stat, os.O_WRONLY, 0)
+			if err != nil {
+				return // the test has ended
+			}
+			fmt.Fprintf(w, "2 (x) %s 0 0 0 0 0 4%s", state, strings.Repeat(" 0", 40))
+			w.Close()
+			if state == "R" {
+				stay.Close()
+				_ = exits.Wait()
+			}
+		}
+	}()
+	f := newFinder(p.dir)
+	f.patience, f.exitLimit = time.Hour, time.Hour
+	scan, err := f.find(t.Context(), []Device{full})
+	if err != nil || len(scan.Unknown) > 0 {
+		t.Errorf("%+v, %v", scan, err)
+	}
+}
+
+// A process of a pod blocks the scan. The scan goes on with the processes after it, and leaves out those of the pod.
+func TestFind_PodBlocks_LaterProcessesAreSeen(t *testing.T) {
+	p := newFakeProc(t)
+	p.holds(5)
+	p.process(4, "00400000-00452000 r-xp 00000000 fe:01 12    /x\n")
+	p.process(3, "00400000-00452000 r-xp 00000000 fe:01 12    /x\n")
+	for _, pid := range []int{4, 3} { // a directory in memory lists the newest file first
+		p.inPod(pid, "a")
+		maps := p.file("", strconv.Itoa(pid), "maps")
+		if err := errors.Join(os.Remove(maps), unix.Mkfifo(maps, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if w, err := os.OpenFile(maps, os.O_WRONLY|unix.O_NONBLOCK, 0); err == nil {
+				w.Close() // the thread ends
+			}
+		})
+	}
+	f := newFinder(p.dir)
+	for range 3 {
+		scan, err := f.find(t.Context(), []Device{full})
+		if err != nil || len(scan.Unknown) != 1 || by(discard{t}, scan, full, 5) != Mapped {
+			t.Errorf("%+v, %v", scan, err)
+		}
+		if f.mu.Lock(); len(f.blocked) != 1 {
+			t.Errorf("%v block a thread", f.blocked)
+		}
+		f.mu.Unlock()
 	}
 }
 

@@ -28,7 +28,7 @@ func (w *worker) mappings(dir int) (mapped bool, err error) {
 		w.again, w.missed = w.missed, w.again
 		clear(w.missed)
 	}
-	return true, &unseenError{"keeps changing its memory"}
+	return true, &unseenError{reason: "keeps changing its memory"}
 }
 
 // passMappings looks at each mapped file once: most are mapped several times, in parts. In later passes it looks only at files whose
@@ -66,6 +66,11 @@ func (w *worker) passMappings(dir int, later bool) (mapped bool, err error) {
 			line := rest
 			if end >= 0 {
 				line = rest[:end]
+			}
+			if w.lines++; w.lines%lines == 0 {
+				if err := w.spend(); err != nil {
+					return true, err
+				}
 			}
 			if !long {
 				if err := w.mapping(dir, line, later); err != nil {

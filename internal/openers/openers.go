@@ -11,7 +11,10 @@ const (
 	MaxDevices    = 1024
 	maxOpeners    = 16   // of one device, with their details
 	maxAllOpeners = 1024 // of all devices of a request, with their details
-	maxUnknown    = 64   // processes whose devices are unknown
+	maxUnknown    = 64   // processes outside of pods whose devices are unknown
+
+	// maxFiles is each pod's share of a scan, and that of each process outside of pods. A scan of 110 such pods takes some 45 s.
+	maxFiles = 100_000
 )
 
 // A Device is the kernel's identity of a device, which may have several nodes, under any names.
@@ -44,6 +47,7 @@ type Process struct {
 	Executable string `json:"executable,omitempty"` // a path in the process's mount namespace; empty: a kernel thread, or unknown. At most 4095 bytes
 	ExeFile    File   `json:"exeFile"`              // the executable. A process with a user namespace may change it to another executable file
 	Cgroup     string `json:"cgroup"`               // where the container runtime has put the process: a path from the root of a hierarchy
+	Root       bool   `json:"root,omitempty"`       // its effective user is root of the machine's first user namespace
 }
 
 // A How is the way in which a process holds a device.
@@ -61,7 +65,8 @@ type Opener struct {
 	How How `json:"how"`
 }
 
-// An Unknown is a process that may hold any device: the scan could not see all of its descriptors and memory.
+// An Unknown is a process that may hold any device: the scan could not see all of its descriptors and memory. One process stands for
+// all of its pod: the scan does not look for others there.
 type Unknown struct {
 	Process
 	Reason string `json:"reason"` // such as "is exiting"
@@ -71,18 +76,18 @@ type Unknown struct {
 type Scan struct {
 	Openers   []Opener      `json:"openers,omitempty"`   // at most 16 of a device, and 1024 in all. Each device that is held has one at least
 	More      []Device      `json:"more,omitempty"`      // devices with further openers
-	Unknown   []Unknown     `json:"unknown,omitempty"`   // at most 64
+	Unknown   []Unknown     `json:"unknown,omitempty"`   // at most one of each pod, and 64 outside of pods
 	Namespace string        `json:"namespace,omitempty"` // of PIDs, such as a container's, as the scanning process's /proc names it: processes outside are not seen. Empty: the machine's first one
 	Processes int           `json:"processes"`           // that were looked at
 	Files     int           `json:"files"`               // descriptors and mapped files that were looked at
-	CPU       time.Duration `json:"cpu"`                 // user and system time. Threads that a process has blocked are not included
+	CPU       time.Duration `json:"cpu"`                 // user and system time, also of a scan that fails
 }
 
 // Find looks for the openers of devices, which are 1024 at most, among all processes of proc. That is "/proc", or another mount of
 // that file system. The calling process is left out.
 //
-// Find fails if it lacks a capability, if proc hides processes, if more than 64 processes are unknown, and with ctx. It then knows
-// nothing of any device. When ctx ends, Find returns at once, or within 3 s if a process blocks it.
+// Find fails if it lacks a capability, if proc hides processes, if more than 64 processes outside of pods are unknown, and with ctx. It then
+// knows nothing of any device: the Scan has only its CPU time. When ctx ends, Find returns at once, or within 3 s if a process blocks it.
 func Find(ctx context.Context, proc string, devices []Device) (Scan, error) {
 	return newFinder(proc).find(ctx, devices)
 }

@@ -3,6 +3,9 @@ package openers
 import (
 	"fmt"
 	"slices"
+
+	"github.com/devmgrd/devmgrd/internal/cgroups"
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // A record is what a scan has found so far.
@@ -18,6 +21,16 @@ type record struct {
 	current int     // the PID at which the owner is; 0: the list of processes
 	rounds  int
 	seen    set
+	unseen  []unseen               // to be looked at again
+	files   map[device.PodUID]int  // of each pod that have been looked at
+	unknown map[device.PodUID]bool // pods with an Unknown
+}
+
+// An unseen process was not seen in full at the first look.
+type unseen struct {
+	pid     int
+	pod     device.PodUID
+	exiting bool
 }
 
 // A hold is how the current process holds a device.
@@ -27,7 +40,7 @@ type hold struct {
 }
 
 func newRecord(devices []Device) *record {
-	r := &record{index: make(map[Device]int, len(devices))}
+	r := &record{index: make(map[Device]int, len(devices)), files: map[device.PodUID]int{}, unknown: map[device.PodUID]bool{}}
 	for _, d := range devices {
 		if _, known := r.index[d]; !known {
 			r.index[d] = len(r.devices)
@@ -50,8 +63,15 @@ func (r *record) addOpener(p Process, h hold) {
 }
 
 func (r *record) addUnknown(p Process, reason string) error {
-	if len(r.scan.Unknown) == maxUnknown {
-		return fmt.Errorf("more than %d processes are unknown, such as process %d (%q), which %s", maxUnknown, p.PID, p.Command, reason)
+	if pod := cgroups.PodOf(p.Cgroup); pod != "" {
+		if !r.unknown[pod] {
+			r.unknown[pod] = true
+			r.scan.Unknown = append(r.scan.Unknown, Unknown{p, reason})
+		}
+		return nil
+	}
+	if len(r.scan.Unknown)-len(r.unknown) == maxUnknown {
+		return fmt.Errorf("more than %d processes outside of pods are unknown, such as process %d (%q), which %s", maxUnknown, p.PID, p.Command, reason)
 	}
 	r.scan.Unknown = append(r.scan.Unknown, Unknown{p, reason})
 	return nil

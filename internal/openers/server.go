@@ -17,7 +17,7 @@ const (
 	maxConnections = 16               // at once; further ones wait in the socket's queue
 	requestLimit   = 10 * time.Second // for a client to send its request
 	answerLimit    = 10 * time.Second // for a client to take its answer
-	scanLimit      = time.Minute      // in all, with the wait for other scans
+	scanLimit      = 50 * time.Second // in all, with the wait for other scans: shorter than clients wait, who need the CPU time
 )
 
 // A request is what a client sends: one line of JSON.
@@ -27,8 +27,9 @@ type request struct {
 
 // An answer is what a server sends: one line of JSON, before it closes the connection.
 type answer struct {
-	Scan  *Scan  `json:"scan,omitempty"`
-	Error string `json:"error,omitempty"`
+	Scan  *Scan         `json:"scan,omitempty"`
+	Error string        `json:"error,omitempty"`
+	CPU   time.Duration `json:"cpu,omitempty"` // of a scan that has failed
 }
 
 // Serve answers clients on l with scans of /proc, one at a time. It returns nil when ctx ends or, if idle is greater than 0, when no
@@ -188,7 +189,7 @@ func (s *server) scan(ctx context.Context, devices []Device) answer {
 	}
 	scan, err := s.finder.find(ctx, devices)
 	if err != nil {
-		return answer{Error: err.Error()}
+		return answer{Error: err.Error(), CPU: scan.CPU}
 	}
 	s.log.Debug("scanned processes", "devices", len(devices), "openers", len(scan.Openers), "unknown", len(scan.Unknown), "processes", scan.Processes, "files", scan.Files, "cpu", scan.CPU)
 	return answer{Scan: &scan}

@@ -138,6 +138,29 @@ func TestClient_Find_BadAnswer(t *testing.T) {
 	}
 }
 
+// A scan that fails costs as much as one that does not.
+func TestClient_Find_ScanFails_HasItsCPUTime(t *testing.T) {
+	p := newFakeProc(t)
+	for pid := range maxUnknown + 1 {
+		p.process(100+pid, "00400000-00452000 r-xp 00000000 fe:01 12    /x\n") // which map_files lacks
+	}
+	c, _ := serve(t, newTestServer(p.dir), 0)
+	if scan, err := c.Find(t.Context(), []Device{full}); err == nil || scan.CPU <= 0 {
+		t.Errorf("%+v, %v", scan, err)
+	}
+	// The server is killed before it answers.
+	l, path := listen(t)
+	go func() {
+		if conn, err := l.Accept(); err == nil {
+			_, _ = bufio.NewReader(conn).ReadString('\n')
+			conn.Close()
+		}
+	}()
+	if scan, err := (Client{path}).Find(t.Context(), []Device{full}); err == nil || scan.CPU <= 0 {
+		t.Errorf("without an answer: %+v, %v", scan, err)
+	}
+}
+
 func TestClient_Find_EndOfContext(t *testing.T) {
 	_, path := listen(t) // without a server
 	ctx, cancel := context.WithCancel(t.Context())
