@@ -287,8 +287,10 @@ func (r *rules) release(c Release) {
 	for _, s := range c.Ignore {
 		if path.IsAbs(s) {
 			r.path("release.ignore", s)
+		} else if strings.HasSuffix(s, ".service") && !strings.ContainsAny(s, "/*") {
+			continue
 		} else if _, err := path.Match(s, ""); err != nil || strings.Count(s, "/") != 1 {
-			r.broken("release.ignore", quote(s)+" is neither an executable nor a pod", "write a path like /usr/bin/nvidia-persistenced, or namespace/name with * for any text")
+			r.broken("release.ignore", quote(s)+" is neither an executable, a service nor a pod", "write a path like /usr/bin/nvidia-persistenced, a service like nvidia-persistenced.service, or namespace/name with * for any text")
 		}
 	}
 	for _, s := range c.SharedNodes {

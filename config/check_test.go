@@ -61,7 +61,7 @@ func TestRules(t *testing.T) {
 		{"release.command=a.example/*=/usr/local/sbin/reset,a.example/x=", ""},
 		{"release.command=gpu=/bin/true,a.example/x=reset", "release.command release.command"},
 		{"release.timeout=1ms", "release.timeout"},
-		{"release.ignore=/usr/bin/agent,gpu-operator/*", ""},
+		{"release.ignore=/usr/bin/agent,agent.service,gpu-operator/*", ""},
 		{"release.ignore=agent,a/b/c,/usr//bin/agent,a/[", "release.ignore release.ignore release.ignore release.ignore"},
 		{"release.sharedNodes=/dev/vendor-ctl*", ""},
 		{"release.sharedNodes=vendor-ctl,/dev/[", "release.sharedNodes release.sharedNodes"},

@@ -195,7 +195,7 @@ type Release struct {
 	Timeout time.Duration     `key:"timeout"` // of one run of a command
 	// NetworkTimeout is for how long devices wait until the network of their pod is torn down; 0: not at all.
 	NetworkTimeout time.Duration `key:"networkTimeout"`
-	// Ignore are processes that may keep devices open: executables of the host, and patterns of pods, namespace/name.
+	// Ignore are processes that may keep devices open: executables of the host, system services, and patterns of pods, namespace/name.
 	Ignore      []string `key:"ignore"`
 	SharedNodes []string `key:"sharedNodes"` // patterns of device nodes that several devices share
 	Socket      string   `key:"socket"`      // of devmgrd openers
@@ -321,7 +321,7 @@ func defaults() Config {
 		DRA:        DRA{Resources: []string{}, MaxDevices: 2048, Hold: 30 * time.Second, CDIDir: "/var/run/cdi"},
 		Wait:       Wait{GiveUpAfter: map[string]string{}},
 		Release: Release{Check: map[string]string{}, Command: map[string]string{}, Timeout: time.Minute, NetworkTimeout: 30 * time.Second, SharedNodes: []string{},
-			Ignore: []string{"/usr/bin/nvidia-persistenced", "/usr/bin/nv-hostengine"}},
+			Ignore: []string{"/usr/bin/nvidia-persistenced", "/usr/bin/nv-hostengine", "nvidia-persistenced.service"}},
 		Health:       Health{OnMissingDevices: Event, OnDeviceFailure: Event, OnUnlisted: Ignore, OnFlapping: map[string]string{}, SuspendFor: time.Hour, Command: map[string]string{}, Interval: time.Minute, Timeout: 30 * time.Second},
 		PodResources: PodResources{KubeletSocket: "/var/lib/kubelet/pod-resources/kubelet.sock"},
 		Metrics:      Metrics{Listen: "127.0.0.1:9464", HostNames: []string{}},

@@ -24,7 +24,9 @@ type podState struct {
 	version uint64 // the resourceVersion; 0: not comparable
 	node    string
 	account string // its service account's name
-	ended   bool   // the phase is terminal: no container runs again
+	// confined: it has nothing of the host's.
+	confined bool
+	ended    bool // the phase is terminal: no container runs again
 }
 
 // A reader turns API objects into podStates.
@@ -41,10 +43,11 @@ func (r reader) pod(obj any) (podState, bool) {
 		return podState{}, false
 	}
 	s := podState{
-		version: kube.ParseVersion(p.ResourceVersion),
-		node:    p.Spec.NodeName,
-		account: p.Spec.ServiceAccountName,
-		ended:   ended(p),
+		version:  kube.ParseVersion(p.ResourceVersion),
+		node:     p.Spec.NodeName,
+		account:  p.Spec.ServiceAccountName,
+		confined: confined(p),
+		ended:    ended(p),
 		demand: device.PodDemand{
 			Pod:     device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name},
 			Created: p.CreationTimestamp.Time, Admitted: admitted(p), Movable: movable(p), UserNamespace: p.Spec.HostUsers != nil && !*p.Spec.HostUsers,

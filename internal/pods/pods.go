@@ -102,6 +102,10 @@ func (p *Pods) ServiceAccount(pod device.Pod) string { return p.store.account(po
 // Named returns the pod of that UID, or false if the watch has not delivered it.
 func (p *Pods) Named(uid device.PodUID) (device.Pod, bool) { return p.store.named(uid) }
 
+// Confined reports whether a pod has nothing of the host's, by which it could have a device of a pod of another namespace. It is false if the
+// watch has not delivered the pod.
+func (p *Pods) Confined(uid device.PodUID) bool { return p.store.confined(uid) }
+
 // Find asks the API server for the pod of that name, which the watch has not delivered yet, and binds it. It returns false if
 // this node has no such pod, and an error if the answer is not known.
 func (p *Pods) Find(ctx context.Context, namespace, name string) (bool, error) {

@@ -29,8 +29,14 @@ type entry struct {
 	size   int // of the demand
 	// account is the name of the pod's service account.
 	account string
+	// confined: the pod has nothing of the host's.
+	confined bool
 	// ahead is the version in which Fetch has read the pod; 0 once the watch has delivered it too.
 	ahead uint64
+}
+
+func entryOf(seen podState) entry {
+	return entry{demand: seen.demand, account: seen.account, confined: seen.confined}
 }
 
 func newStore(r reader, to Sink) *store {
@@ -61,7 +67,8 @@ func (s *store) Update(obj any) error {
 
 // bindLocked takes a pod and reports it to the Sink. It returns false if there is no room for its demand.
 func (s *store) bindLocked(seen podState, ahead uint64) bool {
-	e := entry{demand: seen.demand, account: seen.account, ahead: ahead}
+	e := entryOf(seen)
+	e.ahead = ahead
 	taken := s.keepLocked(&e)
 	if taken {
 		s.sink.Bind(e.demand)
@@ -135,7 +142,7 @@ func (s *store) Replace(list []any, version string) error {
 	listed := make([]entry, 0, len(list))
 	for _, obj := range list {
 		if seen, ok := s.reader.pod(obj); ok && !seen.ended {
-			listed = append(listed, entry{demand: seen.demand, account: seen.account})
+			listed = append(listed, entryOf(seen))
 		}
 	}
 	slices.SortFunc(listed, func(a, b entry) int {
@@ -188,6 +195,13 @@ func (s *store) named(uid device.PodUID) (device.Pod, bool) {
 	defer s.mu.Unlock()
 	e, known := s.pods[uid]
 	return e.demand.Pod, known
+}
+
+// confined reports whether the store has the pod, and it has nothing of the host's.
+func (s *store) confined(uid device.PodUID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pods[uid].confined
 }
 
 // account returns the name of a pod's service account, if the store has the pod.

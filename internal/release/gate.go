@@ -52,6 +52,8 @@ type Nodes interface {
 type Pods interface {
 	// Named returns the pod of that UID, or false if it is not known.
 	Named(device.PodUID) (device.Pod, bool)
+	// Confined reports whether a pod is known to have nothing of the host's, by which it could have a device of a pod of another namespace.
+	Confined(device.PodUID) bool
 }
 
 // Assignments knows which pods have which devices.
@@ -78,8 +80,8 @@ type Config struct {
 	Networks func(device.PodUID) []string
 	// NetworkTimeout is for how long devices wait for the end of their pod's network namespaces; 0: not at all.
 	NetworkTimeout time.Duration
-	// Ignore are processes that may keep devices open: an absolute path is an executable of the host, and counts for processes that
-	// belong to no pod. Others are patterns of pods, namespace/name.
+	// Ignore are processes that may keep devices open: an absolute path is an executable of the host, and counts for processes of root that
+	// belong to no pod. A name without a slash is a system service of systemd. Others are patterns of pods, namespace/name.
 	Ignore      []string
 	SharedNodes []string // patterns of device nodes that are no proof
 	Finder      Finder
@@ -381,7 +383,7 @@ func (g *Gate) search(ctx context.Context, all []*proof) {
 	ignored := g.ignored()
 	holders, watched := map[*proof][]device.Process{}, map[*proof][]openers.Process{}
 	for _, p := range all { // without the lock: naming a pod takes that of the pods
-		holders[p], watched[p] = g.holders(byProof[p], scan, ignored)
+		holders[p], watched[p] = g.holders(p.Pod, byProof[p], scan, ignored)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -449,10 +451,15 @@ func (g *Gate) own(ctx context.Context, p *proof, shared func(node string) bool)
 	return all, nil
 }
 
-// ignored returns a function that reports whether a process may keep devices open.
+// ignored returns a function that reports whether a process may keep devices open. A user's process may run any executable with code of its
+// own in it, so an executable counts only for root; a daemon that drops root's rights is named by its service.
 func (g *Gate) ignored() func(openers.Process, device.Pod) bool {
 	var executables []openers.File
+	var services []string
 	for _, name := range g.Ignore {
+		if !strings.Contains(name, "/") {
+			services = append(services, name)
+		}
 		if !path.IsAbs(name) {
 			continue
 		}
@@ -464,7 +471,7 @@ func (g *Gate) ignored() func(openers.Process, device.Pod) bool {
 	}
 	return func(p openers.Process, pod device.Pod) bool {
 		if pod.UID == "" {
-			return slices.Contains(executables, p.ExeFile)
+			return p.Root && slices.Contains(executables, p.ExeFile) && !strings.Contains(p.Cgroup, "kubepods") || slices.ContainsFunc(services, func(s string) bool { return cgroups.InService(p.Cgroup, s) })
 		}
 		return pod.Name != "" && slices.ContainsFunc(g.Ignore, func(pattern string) bool {
 			matches, err := path.Match(pattern, pod.String())
@@ -473,8 +480,10 @@ func (g *Gate) ignored() func(openers.Process, device.Pod) bool {
 	}
 }
 
-// holders returns the processes of a search that keep a proof's devices, and those of them to watch.
-func (g *Gate) holders(nodes map[openers.Device]string, scan openers.Scan, ignored func(openers.Process, device.Pod) bool) (all []device.Process, pids []openers.Process) {
+// holders returns the processes of a search that keep the devices of an ended pod, and those of them to watch. A process that could not be seen
+// may hold any device that it could have come by. That leaves out pods of other namespaces that have nothing of the host's: they cannot open
+// the device, nor share a directory or a namespace with the ended pod to be passed a descriptor.
+func (g *Gate) holders(ended device.Pod, nodes map[openers.Device]string, scan openers.Scan, ignored func(openers.Process, device.Pod) bool) (all []device.Process, pids []openers.Process) {
 	add := func(p openers.Process, pod device.Pod, holds string) {
 		if len(all) < maxHolders {
 			all = append(all, device.Process{PID: p.PID, Command: strings.ToValidUTF8(p.Command, "\uFFFD"), Pod: pod, Holds: holds})
@@ -499,7 +508,9 @@ func (g *Gate) holders(nodes map[openers.Device]string, scan openers.Scan, ignor
 		}
 	}
 	for _, u := range scan.Unknown {
-		if pod := g.podOf(u.Cgroup); !ignored(u.Process, pod) {
+		pod := g.podOf(u.Cgroup)
+		apart := pod.Name != "" && pod.Namespace != ended.Namespace && g.pods.Confined(pod.UID)
+		if !apart && !ignored(u.Process, pod) {
 			add(u.Process, pod, "may use the devices: it "+u.Reason)
 		}
 	}

@@ -42,6 +42,7 @@ type world struct {
 	most      int // runs at one time
 	outcome   func(unit string) (units.Outcome, error)
 	named     map[device.PodUID]device.Pod
+	confined  map[device.PodUID]bool
 	departed  []device.Departure
 }
 
@@ -84,6 +85,8 @@ func (w *world) Named(uid device.PodUID) (device.Pod, bool) {
 	pod, known := w.named[uid]
 	return pod, known
 }
+
+func (w *world) Confined(uid device.PodUID) bool { return w.confined[uid] }
 
 func (w *world) run(_ context.Context, unit string, argv, env []string, _ time.Duration) (units.Outcome, error) {
 	w.mu.Lock()
@@ -341,8 +344,13 @@ func TestSearch_IgnoredProcesses_DoNotCount(t *testing.T) {
 		process openers.Process
 		want    string
 	}{
-		"a service of the host":                     {openers.Process{PID: 1 << 30, Command: "agent", ExeFile: file, Cgroup: "/system.slice/agent.service"}, "free"},
-		"a container with that executable":          {openers.Process{PID: 1 << 30, Command: "agent", ExeFile: file, Cgroup: "/kubepods/burstable/pod" + strings.ReplaceAll(uid, "5", "6") + "/abc"}, "process 1073741824 (agent) of the pod with UID 11111111-2222-3333-4444-666666666666 has /dev/gpu1 open"},
+		"a service of the host":                     {openers.Process{PID: 1 << 30, Command: "agent", ExeFile: file, Cgroup: "/system.slice/other.service", Root: true}, "free"},
+		"a user who runs that executable":           {openers.Process{PID: 1 << 30, Command: "agent", ExeFile: file, Cgroup: "/user.slice/user-1000.slice/session-1.scope"}, "process 1073741824 (agent) has /dev/gpu1 open"},
+		"a service without root's rights":           {openers.Process{PID: 1 << 30, Command: "agent", ExeFile: file, Cgroup: "/system.slice/agent.service"}, "free"},
+		"a user's service of that name":             {openers.Process{PID: 1 << 30, Command: "agent", ExeFile: file, Cgroup: "/user.slice/user-1000.slice/user@1000.service/app.slice/agent.service"}, "process 1073741824 (agent) has /dev/gpu1 open"},
+		"a user's cgroup named like a monitor's":    {openers.Process{PID: 1 << 30, Command: "dcgm", Cgroup: "/user.slice/user-1000.slice/user@1000.service/kubepods/pod" + uid}, "process 1073741824 (dcgm) has /dev/gpu1 open"},
+		"a container of root nested elsewhere":      {openers.Process{PID: 1 << 30, Command: "agent", ExeFile: file, Cgroup: "/system.slice/docker-0.scope/kubepods/poda/0", Root: true}, "process 1073741824 (agent) has /dev/gpu1 open"},
+		"a container with that executable":          {openers.Process{PID: 1 << 30, Command: "agent", ExeFile: file, Cgroup: "/kubepods/burstable/pod" + strings.ReplaceAll(uid, "5", "6") + "/abc", Root: true}, "process 1073741824 (agent) of the pod with UID 11111111-2222-3333-4444-666666666666 has /dev/gpu1 open"},
 		"a service that calls itself so":            {openers.Process{PID: 1 << 30, Command: "agent", ExeFile: openers.File{Device: 1, Inode: 2}, Executable: self}, "process 1073741824 (agent) has /dev/gpu1 open"},
 		"a monitor's pod":                           {openers.Process{PID: 1 << 30, Command: "dcgm", Cgroup: inPod}, "free"},
 		"a pod of another namespace with that name": {openers.Process{PID: 1 << 30, Command: "dcgm", Cgroup: strings.ReplaceAll(inPod, "5", "7")}, "process 1073741824 (dcgm) of pod tenant/dcgm-x has /dev/gpu1 open"},
@@ -350,11 +358,44 @@ func TestSearch_IgnoredProcesses_DoNotCount(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := &world{}
-				g := start(t, w, func(c *Config) { c.Ignore = []string{self, "monitoring/dcgm-*"} })
+				g := start(t, w, func(c *Config) { c.Ignore = []string{self, "agent.service", "monitoring/dcgm-*"} })
 				w.named[uid] = device.Pod{Namespace: "monitoring", Name: "dcgm-x", UID: uid}
 				other := device.PodUID(strings.ReplaceAll(uid, "5", "7"))
 				w.named[other] = device.Pod{Namespace: "tenant", Name: "dcgm-x", UID: other}
 				w.opens(1, c.process)
+				a := gone("a", gpu, 1)
+				g.Release(a)
+				synctest.Wait()
+				expect(t, g, a, c.want)
+			})
+		})
+	}
+}
+
+// A process that could not be seen keeps the devices that it may have come by.
+func TestSearch_ProcessUnknown_KeepsWhatItCouldHold(t *testing.T) {
+	const uid = "11111111-2222-3333-4444-555555555555"
+	for name, c := range map[string]struct {
+		cgroup   string
+		pod      device.Pod // zero: it is not known
+		confined bool
+		want     string
+	}{
+		"a confined pod of another namespace":      {"/kubepods/burstable/pod" + uid + "/0", device.Pod{Namespace: "tenant", Name: "bomb", UID: uid}, true, "free"},
+		"a confined pod of the same namespace":     {"/kubepods/burstable/pod" + uid + "/0", device.Pod{Namespace: "default", Name: "bomb", UID: uid}, true, "process 1073741824 (x) of pod default/bomb may use the devices: it is exiting"},
+		"a pod with a directory of the host":       {"/kubepods/burstable/pod" + uid + "/0", device.Pod{Namespace: "tenant", Name: "bomb", UID: uid}, false, "process 1073741824 (x) of pod tenant/bomb may use the devices: it is exiting"},
+		"a pod that is not known":                  {"/kubepods/burstable/pod" + uid + "/0", device.Pod{}, true, "process 1073741824 (x) of the pod with UID " + uid + " may use the devices: it is exiting"},
+		"a process of the host":                    {"/system.slice/a.service", device.Pod{Namespace: "tenant", Name: "bomb", UID: uid}, true, "process 1073741824 (x) may use the devices: it is exiting"},
+		"a user's cgroup named after such a pod's": {"/user.slice/user-1000.slice/user@1000.service/kubepods/pod" + uid, device.Pod{Namespace: "tenant", Name: "bomb", UID: uid}, true, "process 1073741824 (x) may use the devices: it is exiting"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := &world{unknown: []openers.Unknown{{Process: openers.Process{PID: 1 << 30, Command: "x", Cgroup: c.cgroup}, Reason: "is exiting"}}}
+				g := start(t, w)
+				w.confined = map[device.PodUID]bool{uid: c.confined}
+				if c.pod.UID != "" {
+					w.named[uid] = c.pod
+				}
 				a := gone("a", gpu, 1)
 				g.Release(a)
 				synctest.Wait()
