@@ -30,9 +30,10 @@ func Mount(dir string, user int, flags uintptr) (fd int, err error) {
 }
 
 // Serve answers the requests that the opening of any file needs, until fd is closed. Others wait for ever, those for attributes among them:
-// Serve calls hangs for each, and from then on not even SIGKILL ends the wait.
+// Serve calls hangs for each, and from then on not even SIGKILL ends the wait. A file whose name begins with "changes" is a directory from the
+// second look-up on: the kernel then calls the inode of the first one bad.
 func Serve(fd int, hangs func()) error {
-	buffer := make([]byte, 1<<20)
+	buffer, changed := make([]byte, 1<<20), false
 	for {
 		n, err := unix.Read(fd, buffer)
 		if err == unix.EINTR || err == unix.ENOENT {
@@ -54,6 +55,13 @@ func Serve(fd int, hangs func()) error {
 				Rest                           [9]uint32
 			}{Major: 7, Minor: 31, MaxWrite: 4096, Granularity: 1}
 		case fuseLookup:
+			mode := uint32(unix.S_IFREG | 0o644)
+			if bytes.HasPrefix(buffer[40:n], []byte("changes")) {
+				if changed {
+					mode = unix.S_IFDIR | 0o755
+				}
+				changed = true
+			}
 			body = struct {
 				Node, Generation, EntryValid, AttributesValid uint64
 				Nanoseconds                                   [2]uint32
@@ -61,7 +69,7 @@ func Serve(fd int, hangs func()) error {
 				Times                                         [3]uint64
 				TimesNanoseconds                              [3]uint32
 				Mode, Links, User, Group, Device, Block, Flag uint32
-			}{Node: 2, Inode: 2, Mode: unix.S_IFREG | 0o644, Links: 1}
+			}{Node: 2, Inode: 2, Mode: mode, Links: 1}
 		case fuseOpen:
 			body = [2]uint64{1, 0}
 		default:

@@ -36,6 +36,7 @@ var roles = map[string]func(argument string) error{
 	"send":    send,
 	"mknod":   mknod,
 	"fuse":    holdOnFUSE,
+	"bad":     holdBadInode,
 	"find":    findAsChild,
 	"hidden":  findHidden,
 }

@@ -41,7 +41,8 @@
 // or fill the list of Unknowns. Which devices an Unknown may hold is the caller's to say.
 //
 // A file system that does not answer does not delay the scan: statx(2) with AT_STATX_DONT_SYNC returns what the kernel knows, and the
-// number of a device does not change. Where a file system ignores that flag, such as 9p, its process is an Unknown.
+// number of a device does not change. Where a file system ignores that flag, such as 9p, its process is an Unknown, and so is one with a
+// file on FUSE whose inode its server has spoiled.
 //
 // What a scan does not prove:
 //

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -70,6 +71,39 @@ func TestFind_FUSE(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A server of FUSE has the kernel call the inode of an open file bad: its type can never be read. The process is an Unknown.
+func TestFind_FUSEInodeIsBad_IsUnknown(t *testing.T) {
+	needRoot(t)
+	dir, err := os.MkdirTemp("", "openers")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(dir) })
+	c := start(t, "bad", dir, as(&syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}))
+	if text := c.line(t); text != "ready" {
+		t.Skip("this machine has no FUSE:", text)
+	}
+	scan := find(t, full)
+	i := slices.IndexFunc(scan.Unknown, func(u Unknown) bool { return u.PID == c.Process.Pid })
+	if i < 0 || scan.Unknown[i].Reason != "cannot be read: fd: input/output error" {
+		t.Errorf("%+v", scan.Unknown)
+	}
+}
+
+// holdBadInode serves a file system in this process, has a file of it open, and looks it up again.
+func holdBadInode(dir string) error {
+	fd, err := fusetest.Mount(dir, 0, 0)
+	if err != nil {
+		return err
+	}
+	go func() { _ = fusetest.Serve(fd, func() {}) }()
+	if err := openNode(dir + "/changes"); err != nil {
+		return err
+	}
+	_, err = unix.Open(dir+"/changes", unix.O_PATH|unix.O_CLOEXEC, 0)
+	return err
 }
 
 // holdOnFUSE serves a file system that answers nothing but the opening of a file, for a process that opens one. Its argument is a
