@@ -32,7 +32,7 @@ func (h *harness) installModule() {
 	h.types(`cp /usr/share/devmgrd/selinux/devmgrd.* /root/ && cd /root
 make -f /usr/share/selinux/devel/Makefile NAME=default devmgrd.pp
 semodule -i devmgrd.pp
-for path in /usr/bin/devmgrd /etc/devmgrd /var/lib/devmgrd /run/devmgrd /run/cdi; do if [ -e $path ]; then restorecon -R $path; fi; done`)
+for path in /usr/bin/devmgrd /etc/devmgrd /var/lib/devmgrd /run/devmgrd; do if [ -e $path ]; then restorecon -R $path; fi; done`)
 }
 
 // denials are those that have been told of.
