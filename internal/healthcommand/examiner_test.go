@@ -125,7 +125,7 @@ func TestExaminer_ExitCodes_AreVerdicts(t *testing.T) {
 		if want := []string{"", ""}; !slices.Equal(n.verdict["good"], want) {
 			t.Errorf("good: %q", n.verdict["good"])
 		}
-		if got := n.verdict["bad"]; len(got) != 2 || got[0] != "health.command finds it unhealthy (exit code 1); see journalctl -u devmgrd-health-vendor-example-gpu.service" {
+		if got := n.verdict["bad"]; len(got) != 2 || got[0] != "health.command finds it unhealthy (exit code 1); see journalctl -u devmgrd-health-vendor.example:gpu.service" {
 			t.Errorf("bad: %q", got)
 		}
 		if len(n.verdict) != 2 {
@@ -163,7 +163,7 @@ func TestExaminer_SlowCommand_OneRunAtATime(t *testing.T) {
 			}
 		}
 		n.examine(t, 170*time.Second) // the end cuts the last run off
-		const unit = "devmgrd-health-vendor-example-gpu.service "
+		const unit = "devmgrd-health-vendor.example:gpu.service "
 		if want := []string{unit + "a", unit + "c", unit + "a", unit + "c", unit + "a", unit + "c"}; !slices.Equal(n.runs, want) {
 			t.Errorf("ran %q", n.runs)
 		}
@@ -179,8 +179,8 @@ func TestExaminer_SlowCommand_OneRunAtATime(t *testing.T) {
 // devmgrd was killed during a run: the command ends before another one begins.
 func TestExaminer_CommandOfAnEarlierProcess_IsEndedFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const unit = "devmgrd-health-vendor-example-gpu.service"
-		n := &node{devices: []device.ID{"a"}, left: []string{unit, "devmgrd-release-a-vendor-example-gpu.service"}, run: func(context.Context, string) (units.Outcome, error) {
+		const unit = "devmgrd-health-vendor.example:gpu.service"
+		n := &node{devices: []device.ID{"a"}, left: []string{unit, "devmgrd-release-a-vendor.example:gpu.service"}, run: func(context.Context, string) (units.Outcome, error) {
 			return units.Outcome{}, nil
 		}}
 		n.examine(t, 30*time.Second)

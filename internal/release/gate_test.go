@@ -414,11 +414,11 @@ func TestCommand_Outcomes(t *testing.T) {
 	}{
 		"succeeds":           {[]any{units.Outcome{}}, "free", false, 1},
 		"asks for more time": {[]any{units.Outcome{Code: 75}, units.Outcome{Code: 75}, units.Outcome{}}, "free", false, 3},
-		"asks for ever":      {[]any{units.Outcome{Code: 75}}, "release.command of vendor.example/gpu asks for more time (exit code 75); see journalctl -u devmgrd-release-a-vendor-example-gpu.service", false, 0},
+		"asks for ever":      {[]any{units.Outcome{Code: 75}}, "release.command of vendor.example/gpu asks for more time (exit code 75); see journalctl -u devmgrd-release-a-vendor.example:gpu.service", false, 0},
 		"systemd is away":    {[]any{errors.New("systemd does not answer"), units.Outcome{}}, "free", false, 2},
-		"fails":              {[]any{units.Outcome{Code: 3}, units.Outcome{}}, "release.command of vendor.example/gpu has failed with exit code 3; see journalctl -u devmgrd-release-a-vendor-example-gpu.service", true, 1},
-		"is killed":          {[]any{units.Outcome{Signal: "killed"}}, "release.command of vendor.example/gpu was ended by signal killed; see journalctl -u devmgrd-release-a-vendor-example-gpu.service", true, 1},
-		"hangs":              {[]any{units.Outcome{TimedOut: true}}, "release.command of vendor.example/gpu has not ended within release.timeout; see journalctl -u devmgrd-release-a-vendor-example-gpu.service", true, 1},
+		"fails":              {[]any{units.Outcome{Code: 3}, units.Outcome{}}, "release.command of vendor.example/gpu has failed with exit code 3; see journalctl -u devmgrd-release-a-vendor.example:gpu.service", true, 1},
+		"is killed":          {[]any{units.Outcome{Signal: "killed"}}, "release.command of vendor.example/gpu was ended by signal killed; see journalctl -u devmgrd-release-a-vendor.example:gpu.service", true, 1},
+		"hangs":              {[]any{units.Outcome{TimedOut: true}}, "release.command of vendor.example/gpu has not ended within release.timeout; see journalctl -u devmgrd-release-a-vendor.example:gpu.service", true, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -677,8 +677,8 @@ func TestRun_CommandsOfAnEarlierProcess_AreEndedFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{outcome: func(string) (units.Outcome, error) { return units.Outcome{}, nil }}
 		u := &commandUnits{run: w.run, away: time.Second, left: map[string]time.Duration{
-			"devmgrd-release-a-vendor-example-gpu.service": 3 * time.Second,
-			"devmgrd-release-c-vendor-example-nic.service": time.Hour, // in the kernel
+			"devmgrd-release-a-vendor.example:gpu.service": 3 * time.Second,
+			"devmgrd-release-c-vendor.example:nic.service": time.Hour, // in the kernel
 		}}
 		g := start(t, w, commands("/reset"), func(c *Config) { c.Units = u })
 		g.Release(gone("a", gpu, 1))

@@ -178,7 +178,7 @@ func objectOf(name string) godbus.ObjectPath {
 // named returns which unit a call is about, by its object or its first argument.
 func named(object godbus.ObjectPath, args []any) string {
 	if escaped, is := strings.CutPrefix(string(object), "/org/freedesktop/systemd1/unit/"); is {
-		return strings.NewReplacer("_2d", "-", "_2e", ".").Replace(escaped)
+		return strings.NewReplacer("_2d", "-", "_2e", ".", "_3a", ":").Replace(escaped)
 	}
 	if len(args) > 0 {
 		name, _ := args[0].(string)

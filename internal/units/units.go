@@ -47,19 +47,25 @@ func Name(prefix string, parts ...string) string {
 	return name + ".service"
 }
 
-// plain returns s with nothing but letters, digits, - and _, and at most most bytes. A text that has lost something ends in a hash.
+// plain returns s with letters, digits, and - _ . : alone, and at most most bytes. A colon stands for a slash, so that two resources never have one
+// name. A text that has lost something ends in a hash.
 func plain(s string, most int) string {
+	lost := false
 	short := strings.Map(func(c rune) rune {
-		if c < 0x80 && (c == '-' || c == '_' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z') {
+		switch {
+		case c == '/':
+			return ':'
+		case c == '-' || c == '_' || c == '.' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z':
 			return c
 		}
+		lost = true
 		return '-'
 	}, s)
-	if len(short) <= most {
+	if !lost && len(short) <= most {
 		return short
 	}
 	sum := sha256.Sum256([]byte(s))
-	return short[:most-17] + "-" + hex.EncodeToString(sum[:8])
+	return short[:min(len(short), most-17)] + "-" + hex.EncodeToString(sum[:8])
 }
 
 // Run runs argv as a unit of that name, whose environment has env ("NAME=value"), and returns when systemd says that the unit has

@@ -24,12 +24,24 @@ func (s *systemd) runs(ctx context.Context) <-chan run {
 }
 
 func TestName(t *testing.T) {
-	if got := units.Name("devmgrd-release", "1-a", "vendor.example/gpu"); got != "devmgrd-release-1-a-vendor-example-gpu.service" {
+	if got := units.Name("devmgrd-release", "1-a", "vendor.example/gpu"); got != "devmgrd-release-1-a-vendor.example:gpu.service" {
 		t.Error(got)
 	}
 	long := units.Name("devmgrd-release", strings.Repeat("u", 200)+"/", strings.Repeat("r", 300))
 	if len(long) > 255 || strings.Contains(long, "/") || long == units.Name("devmgrd-release", strings.Repeat("u", 200)+"/", strings.Repeat("r", 301)) {
 		t.Error(long)
+	}
+}
+
+// Resources whose names differ in one of . / - : and others are apart.
+func TestName_ResourcesThatDifferInPunctuation_DifferentUnits(t *testing.T) {
+	seen := map[string]string{}
+	for _, r := range []string{"vendor.example/gpu", "vendor-example/gpu", "vendor.example-gpu", "vendor/example.gpu", "vendor.example:gpu", "vendor.example gpu", "vendor.example_gpu"} {
+		name := units.Name("devmgrd-health", r)
+		if other := seen[name]; other != "" {
+			t.Errorf("%s and %s are both %s", other, r, name)
+		}
+		seen[name] = r
 	}
 }
 
