@@ -104,7 +104,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	})
 	var runtime *nri.Connection
 	journal := history.NewJournal(historyFile, logFor("history"))
-	gate := releaseGate(c.Release, func() *nri.Connection { return runtime }, logFor("release"), metrics)
+	gate := releaseGate(c.Release, pluginOf(plugins.Registrations), func() *nri.Connection { return runtime }, logFor("release"), metrics)
 	devices := allocator.New(allocator.Config{
 		Registry:        plugins,
 		Plugins:         plugins,
@@ -134,7 +134,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	gate.Watch(devices)
 	examiner := healthcommand.New(healthcommand.Config{
 		Command: func(r device.ResourceName) []string { return c.Health.Argv(string(r)) }, Interval: c.Health.Interval, Timeout: c.Health.Timeout,
-		Devices: devices, Units: units.Systemd{}, Log: logFor("healthcommand"), Metrics: metrics,
+		Plugin: pluginOf(plugins.Registrations), Devices: devices, Units: units.Systemd{}, Log: logFor("healthcommand"), Metrics: metrics,
 	})
 	nriConfig := nri.Config{
 		Socket:    c.NRI.Socket,

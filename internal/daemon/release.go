@@ -19,10 +19,11 @@ import (
 )
 
 // releaseGate returns what proves that the devices of ended pods are free.
-func releaseGate(c config.Release, runtime func() *nri.Connection, log *slog.Logger, metrics prometheus.Registerer) *release.Gate {
+func releaseGate(c config.Release, plugin func(device.ResourceName) string, runtime func() *nri.Connection, log *slog.Logger, metrics prometheus.Registerer) *release.Gate {
 	return release.New(release.Config{
 		Openers:     func(r device.ResourceName) bool { return c.Level(string(r)) == config.Openers },
 		Command:     func(r device.ResourceName) []string { return c.Argv(string(r)) },
+		Plugin:      plugin,
 		Timeout:     c.Timeout,
 		Ignore:      c.Ignore,
 		SharedNodes: c.SharedNodes,
@@ -36,6 +37,11 @@ func releaseGate(c config.Release, runtime func() *nri.Connection, log *slog.Log
 		Log:            log,
 		Metrics:        metrics,
 	})
+}
+
+// pluginOf returns a function that returns the pod of a resource's plugin. Plugins of the host count as one.
+func pluginOf(registrations func() map[device.ResourceName]device.Registration) func(device.ResourceName) string {
+	return func(r device.ResourceName) string { return string(registrations()[r].Pod.UID) }
 }
 
 // openersIdle is how long RunOpeners waits for another request if systemd has started the process for one.

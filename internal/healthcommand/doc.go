@@ -7,6 +7,8 @@
 //	exit code 1          it is unhealthy: the allocator suspends it until a later run ends with 0, and counts it as a fall
 //	any other, a signal, or health.timeout has passed: not known; what the last run has found stands
 //
+// Four commands run at once, of all resources together, and plugins take turns: the many resources of one plugin do not delay those of another.
+//
 // A run that an earlier process of devmgrd has left is ended first. So a command that is missing, or that cannot reach its daemon, takes
 // no device out of service. A device that a pod gets during a run is not judged by it.
 package healthcommand

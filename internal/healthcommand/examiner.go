@@ -50,7 +50,9 @@ type Units interface {
 // Config is what New needs.
 type Config struct {
 	// Command returns the command that examines a resource's devices; empty: there is none.
-	Command  func(device.ResourceName) []string
+	Command func(device.ResourceName) []string
+	// Plugin returns the plugin of a resource: each has its share of the commands that run at once. nil: all resources have one.
+	Plugin   func(device.ResourceName) string
 	Interval time.Duration // from one round through the devices of a resource to the next
 	Timeout  time.Duration // of a command
 	Devices  Devices
@@ -62,16 +64,17 @@ type Config struct {
 // An Examiner has devices examined.
 type Examiner struct {
 	Config
-	runs *prometheus.CounterVec
+	runs  *prometheus.CounterVec
+	turns units.Turns
 
-	mu      sync.Mutex                    // guards what follows
-	rounds  map[device.ResourceName]bool  // under way
-	unknown map[device.ResourceName]error // resources whose command has failed to judge, until it does
+	mu     sync.Mutex                    // guards what follows
+	rounds map[device.ResourceName]bool  // under way
+	latest map[device.ResourceName]error // why the latest run has judged no device; nil: it has judged one
 }
 
 // New returns an Examiner. Run makes it work.
 func New(c Config) *Examiner {
-	e := &Examiner{Config: c, rounds: map[device.ResourceName]bool{}, unknown: map[device.ResourceName]error{}, runs: prometheus.NewCounterVec(prometheus.CounterOpts{
+	e := &Examiner{Config: c, rounds: map[device.ResourceName]bool{}, latest: map[device.ResourceName]error{}, runs: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "devmgrd_health_commands_total", Help: "Runs of health.command, by resource and result: healthy, unhealthy or unknown.",
 	}, []string{"resource", "result"})}
 	c.Metrics.MustRegister(e.runs)
@@ -92,7 +95,9 @@ func (e *Examiner) Run(ctx context.Context) error {
 		case <-due.C:
 			due.Reset(e.Interval)
 		}
-		for r := range e.Devices.Resources().ByName {
+		resources := e.Devices.Resources().ByName
+		e.forgetOthers(resources)
+		for r := range resources {
 			if argv := e.Command(r); len(argv) > 0 && e.begin(r) {
 				work.Go(func() { e.round(ctx, r, argv) })
 			}
@@ -105,6 +110,18 @@ func (e *Examiner) endLeft(ctx context.Context) {
 	left, _ := e.Units.Left(ctx, unitPrefix) // an error is the end of ctx
 	for _, unit := range left {
 		_ = e.Units.End(ctx, unit)
+	}
+}
+
+// forgetOthers forgets the resources that devmgrd no longer knows.
+func (e *Examiner) forgetOthers(resources map[device.ResourceName]device.ResourceStatus) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for r := range e.latest {
+		if _, there := resources[r]; !there && !e.rounds[r] {
+			delete(e.latest, r)
+			e.runs.DeletePartialMatch(prometheus.Labels{"resource": string(r)})
+		}
 	}
 }
 
@@ -127,41 +144,54 @@ func (e *Examiner) round(ctx context.Context, r device.ResourceName, argv []stri
 		delete(e.rounds, r)
 	}()
 	for _, id := range e.Devices.Examinable(r) {
-		if ctx.Err() != nil {
+		done, err := e.turns.Take(ctx, e.plugin(r))
+		if err != nil {
 			return
 		}
-		if !e.Devices.MayExamine(r, id) {
-			continue // a pod has got it
+		if e.Devices.MayExamine(r, id) { // no pod has got it
+			e.judge(ctx, r, id, argv)
 		}
-		objection, err := e.examine(ctx, r, id, argv)
-		if ctx.Err() != nil {
-			return
-		}
-		e.told(r, err)
-		result := "healthy"
-		switch {
-		case err != nil:
-			result = "unknown"
-		case objection != "":
-			result = "unhealthy"
-		}
-		e.runs.WithLabelValues(string(r), result).Inc()
-		if err == nil {
-			e.Devices.Examined(r, id, objection)
-		}
+		done()
 	}
 }
 
-// told logs the first of several failures to judge a resource's devices, and their end.
-func (e *Examiner) told(r device.ResourceName, err error) {
+func (e *Examiner) plugin(r device.ResourceName) string {
+	if e.Plugin == nil {
+		return ""
+	}
+	return e.Plugin(r)
+}
+
+// judge has a device examined, and reports what has come of it unless devmgrd ends.
+func (e *Examiner) judge(ctx context.Context, r device.ResourceName, id device.ID, argv []string) {
+	objection, err := e.examine(ctx, r, id, argv)
+	if ctx.Err() != nil {
+		return
+	}
+	e.record(r, objection, err)
+	if err == nil {
+		e.Devices.Examined(r, id, objection)
+	}
+}
+
+// record counts a run. It logs the first of several failures to judge a resource's devices, and their end.
+func (e *Examiner) record(r device.ResourceName, objection string, err error) {
+	result := "healthy"
+	switch {
+	case err != nil:
+		result = "unknown"
+	case objection != "":
+		result = "unhealthy"
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	switch before := e.unknown[r]; {
+	e.runs.WithLabelValues(string(r), result).Inc()
+	before := e.latest[r]
+	e.latest[r] = err
+	switch {
 	case err != nil && (before == nil || before.Error() != err.Error()):
-		e.unknown[r] = err
 		e.Log.Warn("health.command says nothing of a device", "resource", r, "err", err)
 	case err == nil && before != nil:
-		delete(e.unknown, r)
 		e.Log.Info("health.command judges devices again", "resource", r)
 	}
 }

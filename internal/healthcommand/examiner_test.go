@@ -189,3 +189,126 @@ func TestExaminer_CommandOfAnEarlierProcess_IsEndedFirst(t *testing.T) {
 		}
 	})
 }
+
+// many is resources of two plugins, whose commands take 100 ms.
+type many struct {
+	node
+	mu        sync.Mutex
+	resources []device.ResourceName
+	now, most int
+	count     map[device.ResourceName]int
+}
+
+func (m *many) Resources() device.Resources {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := device.Resources{ByName: map[device.ResourceName]device.ResourceStatus{}}
+	for _, r := range m.resources {
+		all.ByName[r] = device.ResourceStatus{}
+	}
+	return all
+}
+
+func (m *many) Examinable(r device.ResourceName) []device.ID {
+	if r == gpu {
+		return []device.ID{"a", "b", "c"}
+	}
+	all := make([]device.ID, 2000)
+	for i := range all {
+		all[i] = device.ID(fmt.Sprint(i))
+	}
+	return all
+}
+
+func (m *many) MayExamine(device.ResourceName, device.ID) bool  { return true }
+func (m *many) Examined(device.ResourceName, device.ID, string) {}
+
+func (m *many) Run(ctx context.Context, _ string, _, env []string, _ time.Duration) (units.Outcome, error) {
+	m.mu.Lock()
+	m.now++
+	m.most = max(m.most, m.now)
+	m.count[device.ResourceName(strings.TrimPrefix(env[0], "DEVMGRD_RESOURCE="))]++
+	m.mu.Unlock()
+	select {
+	case <-time.After(100 * time.Millisecond):
+	case <-ctx.Done():
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.now--
+	return units.Outcome{}, nil
+}
+
+// examineAll runs an Examiner until the test ends.
+func (m *many) examineAll(t *testing.T) *prometheus.Registry {
+	metrics := prometheus.NewRegistry()
+	e := healthcommand.New(healthcommand.Config{
+		Command: func(device.ResourceName) []string { return []string{"/bin/examine"} },
+		Plugin: func(r device.ResourceName) string {
+			if r == gpu {
+				return "an honest pod"
+			}
+			return "a pod with junk"
+		},
+		Interval: time.Minute, Timeout: 30 * time.Second, Devices: m, Units: m, Log: slog.New(slog.DiscardHandler), Metrics: metrics,
+	})
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- e.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return metrics
+}
+
+func TestExaminer_PluginWithManyResources_FourCommandsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &many{count: map[device.ResourceName]int{}, resources: []device.ResourceName{gpu}}
+		for i := range 255 {
+			m.resources = append(m.resources, device.ResourceName(fmt.Sprint("vendor.example/junk", i)))
+		}
+		m.examineAll(t)
+		time.Sleep(11 * time.Second) // one second of commands
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.most > 4 {
+			t.Errorf("%d commands at once", m.most)
+		}
+		if m.count[gpu] != 3 {
+			t.Errorf("%d of 3 devices of the other plugin have been examined within a second", m.count[gpu])
+		}
+	})
+}
+
+func TestExaminer_ResourceForgotten_SeriesAreDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &many{count: map[device.ResourceName]int{}, resources: []device.ResourceName{gpu, "vendor.example/junk"}}
+		metrics := m.examineAll(t)
+		series := func() (all []string) {
+			families, err := metrics.Gather()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range families {
+				for _, one := range f.Metric {
+					all = append(all, one.Label[0].GetValue())
+				}
+			}
+			return all
+		}
+		time.Sleep(90 * time.Second) // a round of 2000 devices
+		if got := series(); !slices.Equal(got, []string{"vendor.example/gpu", "vendor.example/junk"}) {
+			t.Fatalf("series of %q", got)
+		}
+		m.mu.Lock()
+		m.resources = m.resources[:1]
+		m.mu.Unlock()
+		time.Sleep(10 * time.Minute)
+		if got := series(); !slices.Equal(got, []string{"vendor.example/gpu"}) {
+			t.Errorf("series of %q after one has been forgotten", got)
+		}
+	})
+}

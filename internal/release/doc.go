@@ -26,7 +26,8 @@
 //	any other, a signal, or release.timeout has passed: the devices stay out of service until "devmgrd uncordon"
 //
 // Its environment has DEVMGRD_RESOURCE, DEVMGRD_DEVICES (IDs), DEVMGRD_NODES (paths), DEVMGRD_POD (namespace/name) and
-// DEVMGRD_POD_UID; lists are separated by spaces. A command runs until systemd says that its unit has ended, also after Forget, which has it
+// DEVMGRD_POD_UID; lists are separated by spaces, and one that is too long for a variable comes in several runs (command.go). Four commands run at once, with
+// turns for the plugins. A command runs until systemd says that its unit has ended, also after Forget, which has it
 // stopped. A restart of devmgrd repeats a command whose success had not been recorded: what the earlier process has left counts as running,
 // is stopped, and ends before a command for the same resource begins.
 //

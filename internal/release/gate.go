@@ -18,7 +18,6 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/cgroups"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/openers"
 	"github.com/devmgrd/devmgrd/internal/units"
 )
@@ -75,6 +74,8 @@ type Config struct {
 	Openers func(device.ResourceName) bool
 	// Command returns the command that makes a resource's devices free for the next pod; empty: there is none.
 	Command func(device.ResourceName) []string
+	// Plugin returns the plugin of a resource: each has its share of the commands that run at once. nil: all resources have one.
+	Plugin  func(device.ResourceName) string
 	Timeout time.Duration // of a command
 	// Networks returns the files of a pod's network namespaces.
 	Networks func(device.PodUID) []string
@@ -99,6 +100,7 @@ type Gate struct {
 	changed chan struct{}
 	wake    chan struct{}
 	work    sync.WaitGroup
+	turns   units.Turns
 	blind   map[device.ResourceName]bool // resources whose grants name no device node of their own; for Run's goroutine alone
 	networks
 
@@ -580,50 +582,6 @@ func (g *Gate) runLocked(ctx context.Context, p *proof) {
 		signal(g.changed)
 		signal(g.wake)
 	})
-}
-
-// command runs a resource's command. again: it may succeed later.
-func (g *Gate) command(ctx context.Context, d device.Departure, r device.ResourceName) (again bool, err error) {
-	var ids []device.ID
-	var nodes []string
-	for _, s := range device.Shares(d.Assignments) {
-		if s.Resource != r || len(s.IDs) == 0 {
-			continue
-		}
-		for _, id := range s.IDs {
-			if !slices.Contains(ids, id) {
-				ids = append(ids, id)
-			}
-		}
-		found, err := g.Nodes.Of(ctx, s.Grant)
-		if err != nil {
-			return true, err
-		}
-		for _, n := range found {
-			if !slices.Contains(nodes, n.Path) {
-				nodes = append(nodes, n.Path)
-			}
-		}
-	}
-	slices.SortFunc(ids, device.CompareIDs)
-	for _, text := range append(lists.Strings(ids), nodes...) {
-		if strings.ContainsFunc(text, func(c rune) bool { return c <= ' ' || c == 0x7f }) {
-			return false, fmt.Errorf("release.command of %s cannot be told of %q: it has a space or a control character", r, text)
-		}
-	}
-	unit := units.Name(unitPrefix, string(d.Pod.UID), string(r))
-	got, err := g.Units.Run(ctx, unit, g.Command(r), []string{
-		"DEVMGRD_RESOURCE=" + string(r), "DEVMGRD_DEVICES=" + strings.Join(lists.Strings(ids), " "), "DEVMGRD_NODES=" + strings.Join(nodes, " "),
-		"DEVMGRD_POD=" + d.Pod.String(), "DEVMGRD_POD_UID=" + string(d.Pod.UID),
-	}, g.Timeout)
-	if err != nil {
-		return true, fmt.Errorf("release.command of %s could not be run: %w", r, err)
-	}
-	again, err = judge(got)
-	if err != nil {
-		err = fmt.Errorf("release.command of %s %w; see journalctl -u %s", r, err, unit)
-	}
-	return again, err
 }
 
 // tryAgain is the exit code of a command that may succeed later: EX_TEMPFAIL of sysexits.h.
