@@ -21,8 +21,9 @@ const (
 	maxDirectories    = 256                   // that are watched
 	maxDepth          = 4                     // of directories below the registry directory
 	maxWatchedSockets = 1024                  // that are called
-	maxFiles          = 16384                 // that are read in one directory
+	maxFiles          = 16384                 // that are read, of all directories together
 	lull              = 20 * time.Millisecond // from the first event of a burst to the scan
+	idle              = 20                    // rest after a scan, as a multiple of its duration: a twentieth of one core at most
 )
 
 // A pluginWatcher follows the registry directory, in which plugins put sockets and wait to be called. Its fields belong to Run.
@@ -32,6 +33,7 @@ type pluginWatcher struct {
 	dir      string
 	sockets  map[string]*watchedSocket // by path
 	work     sync.WaitGroup            // Run of each socket
+	rested   time.Time                 // no scan before: the plugins choose how many files there are, and how often these change
 	started  bool                      // after the first scan
 	crowded  bool                      // passOver has logged
 }
@@ -71,7 +73,7 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 	}
 	defer watched.Close()
 	// Events come in bursts and do not identify the file, so each burst leads to a scan.
-	soon := time.After(0)
+	soon := time.After(time.Until(w.rested))
 	for {
 		select {
 		case <-ctx.Done():
@@ -82,7 +84,7 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 			_, inside := below(w.dir, event.Name)
 			ours := inside || event.Name == w.dir || event.Name == above
 			if soon == nil && ours && event.Has(fsnotify.Create|fsnotify.Remove|fsnotify.Rename) {
-				soon = time.After(lull)
+				soon = time.After(max(lull, time.Until(w.rested)))
 			}
 		case <-w.of.recall:
 			for _, c := range w.sockets {
@@ -102,7 +104,9 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 
 // look follows the sockets in the directory. On error nothing has changed.
 func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) error {
+	began := time.Now()
 	found, err := w.find(watch)
+	w.rested = time.Now().Add(idle * time.Since(began))
 	if err != nil {
 		return err
 	}
@@ -187,12 +191,13 @@ func (w *pluginWatcher) find(watch func(dir string) error) (map[string]fs.FileIn
 	defer top.Close()
 	found := make(map[string]fs.FileInfo)
 	places := []place{{}}
+	room := maxFiles
 	for i := 0; i < len(places); i++ {
 		at := places[i]
 		err := watch(filepath.Join(w.dir, at.below))
 		var files []fs.FileInfo
 		if err == nil {
-			files, err = w.read(top, at.below)
+			files, err = w.read(top, at.below, &room)
 		}
 		if err != nil {
 			if i > 0 && vanished(err) {
@@ -215,8 +220,8 @@ func (w *pluginWatcher) find(watch func(dir string) error) (map[string]fs.FileIn
 	return found, nil
 }
 
-// read returns the files in a directory below top whose names do not begin with a dot.
-func (w *pluginWatcher) read(top *shareddir.Dir, below string) ([]fs.FileInfo, error) {
+// read returns the files in a directory below top whose names do not begin with a dot. It takes what it has read off room.
+func (w *pluginWatcher) read(top *shareddir.Dir, below string, room *int) ([]fs.FileInfo, error) {
 	d := top
 	if below != "" {
 		var err error
@@ -225,10 +230,11 @@ func (w *pluginWatcher) read(top *shareddir.Dir, below string) ([]fs.FileInfo, e
 		}
 		defer d.Close()
 	}
-	names, more, err := d.Names(maxFiles)
+	names, more, err := d.Names(*room)
 	if err != nil {
 		return nil, err
 	}
+	*room -= len(names)
 	if more {
 		w.passOver(d.Path())
 	}

@@ -1,0 +1,122 @@
+package registry_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+)
+
+// churn makes directories with files below dir, and then changes dir again and again until stop.
+func churn(t *testing.T, dir string, directories, files int) (stop func()) {
+	t.Helper()
+	for i := range directories {
+		below := filepath.Join(dir, fmt.Sprint("d", i))
+		if err := os.Mkdir(below, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for j := range files {
+			if err := os.WriteFile(filepath.Join(below, fmt.Sprint(j)), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	over, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		ticks := time.NewTicker(10 * time.Millisecond)
+		defer ticks.Stop()
+		for {
+			select {
+			case <-over:
+				return
+			case <-ticks.C:
+				name := filepath.Join(dir, "changes")
+				_ = os.WriteFile(name, nil, 0o600)
+				_ = os.Remove(name)
+			}
+		}
+	}()
+	return func() { close(over); <-ended }
+}
+
+// opened returns a function that returns how often a directory has been opened since.
+func opened(t *testing.T, dir string) func() int {
+	t.Helper()
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_OPEN|unix.IN_CLOSE_NOWRITE); err != nil { // the kernel merges equal events that follow each other
+		t.Fatal(err)
+	}
+	return func() (n int) {
+		events := make([]byte, 1<<20)
+		size, err := unix.Read(fd, events)
+		if err != nil && err != unix.EAGAIN {
+			t.Fatal(err)
+		}
+		for at := 0; at+unix.SizeofInotifyEvent <= size; at += unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(events[at+12:])) {
+			if binary.NativeEndian.Uint32(events[at+4:])&unix.IN_OPEN != 0 {
+				n++
+			}
+		}
+		return n
+	}
+}
+
+// The time of a scan is measured here as well, since it depends on how busy the machine is.
+func TestWatcher_ManyFilesThatChange_CostAFewPercent(t *testing.T) {
+	t.Parallel()
+	f := start(t, watches(socketDir(t)))
+	defer churn(t, f.watched, 4, 2500)()
+	began := time.Now()
+	for i := range 4 {
+		all, err := os.ReadDir(filepath.Join(f.watched, fmt.Sprint("d", i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range all {
+			if _, err := e.Info(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	scan, scans := time.Since(began), opened(t, filepath.Join(f.watched, "d0"))
+	const while = 3 * time.Second
+	<-time.After(while)
+	if n := scans(); time.Duration(n)*scan > while/4 {
+		t.Errorf("%d scans of %v in %v", n, scan, while)
+	} else {
+		t.Logf("%d scans of %v in %v", n, scan, while)
+	}
+}
+
+func TestWatcher_ManyFiles_AreCountedOverAllDirectories(t *testing.T) {
+	t.Parallel()
+	f := prepare(t, watches(socketDir(t)))
+	churn(t, f.watched, 2, 8500)() // 17 000
+	f.run()
+	f.eventually("the limit is logged", func() bool { return f.logs.count("plugin registry too large") == 1 })
+}
+
+// A plugin pod whose own directory is large and changes all the time delays no plugin of another pod.
+func TestDirectory_ManyFilesThatChange_OtherPodsPluginRegistersSoon(t *testing.T) {
+	t.Parallel()
+	f := start(t, ownDirs(socketDir(t)), watches(socketDir(t)))
+	a, b := f.directory("a"), f.directory("b")
+	defer churn(t, a.Registry, 4, 1000)()
+	p := plugintest.New(t, b.Registry, gpu, plugintest.Devices(2)...)
+	p.Info = &plugintest.Info{Type: "DevicePlugin", Name: gpu, SupportedVersions: []string{"v1beta1"}}
+	began := time.Now()
+	p.Serve()
+	f.eventually("it serves", f.servesNumber(2))
+	t.Logf("after %v", time.Since(began))
+}
