@@ -145,7 +145,7 @@ func rare(r *adminv1.Resource) string {
 	case r.Claimed:
 		all = append(all, "offered through DRA")
 	case r.OverMaxDevices > 0:
-		all = append(all, fmt.Sprintf("not through DRA: more devices than dra.maxDevices %d", r.OverMaxDevices))
+		all = append(all, fmt.Sprintf("not through DRA: more devices than dra.maxDevices %d allows", r.OverMaxDevices))
 	}
 	switch {
 	case r.TargetCapacity > r.NodeCapacity:

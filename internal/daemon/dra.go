@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,35 +30,73 @@ type offering struct {
 	config    config.DRA
 	resources func() device.Resources
 
-	mu   sync.Mutex
-	over map[device.ResourceName]bool // the last list with devices was longer than dra.maxDevices
+	mu    sync.Mutex
+	over  map[device.ResourceName]bool // too many devices, by the last list with devices
+	pools map[device.ResourceName]int  // of the resources that are offered, by the same list
 }
 
 func newOffering(c config.DRA, resources func() device.Resources) *offering {
-	return &offering{config: c, resources: resources, over: map[device.ResourceName]bool{}}
+	return &offering{config: c, resources: resources, over: map[device.ResourceName]bool{}, pools: map[device.ResourceName]int{}}
 }
 
 func (o *offering) claimed(r device.ResourceName) bool {
 	return o.config.Offers(string(r)) && o.overMaxDevices(r) == 0
 }
 
-// overMaxDevices returns dra.maxDevices for resources that have more devices than that, and 0 for others.
+// fewPools is a number of ResourceSlices that no node is too small for.
+const fewPools = 256
+
+// overMaxDevices returns dra.maxDevices for resources that have too many devices for that, and 0 for others: more than dra.maxDevices, or so many
+// that all resources would need the ResourceSlices of more than eight of the largest ones. A plugin chooses how many resources a pattern of
+// dra.resources matches, so those that are named come first, and then those that are offered already.
 func (o *offering) overMaxDevices(r device.ResourceName) int {
 	if !o.config.Offers(string(r)) {
 		return 0
 	}
-	offer := o.resources().ByName[r].Offer
+	all := o.resources().ByName
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if offer == nil {
-		delete(o.over, r)
-	} else if n := len(offer.Inventory.Devices); n > 0 {
-		o.over[r] = n > o.config.MaxDevices
+	for other := range o.pools {
+		if all[other].Offer == nil {
+			delete(o.pools, other)
+		}
 	}
+	for _, name := range o.config.Resources { // a pattern is the name of no resource
+		o.countLocked(device.ResourceName(name), all)
+	}
+	o.countLocked(r, all)
 	if o.over[r] {
 		return o.config.MaxDevices
 	}
 	return 0
+}
+
+// named reports whether dra.resources has the resource's name, and not only a pattern.
+func (o *offering) named(r device.ResourceName) bool {
+	return slices.Contains(o.config.Resources, string(r))
+}
+
+// countLocked counts a resource's devices.
+func (o *offering) countLocked(r device.ResourceName, all map[device.ResourceName]device.ResourceStatus) {
+	offer := all[r].Offer
+	if offer == nil {
+		delete(o.over, r)
+		return
+	}
+	n := len(offer.Inventory.Devices)
+	if n == 0 {
+		return
+	}
+	sum := dra.Pools(n)
+	for other, pools := range o.pools {
+		if other != r && (o.named(other) || !o.named(r)) {
+			sum += pools
+		}
+	}
+	o.over[r] = n > o.config.MaxDevices || sum > max(fewPools, 8*dra.Pools(o.config.MaxDevices))
+	if delete(o.pools, r); !o.over[r] {
+		o.pools[r] = dra.Pools(n)
+	}
 }
 
 // lateBinding is how long after the removal of a resource from the Node, by the API server's clock, pods may be created that the scheduler binds by its

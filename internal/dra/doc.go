@@ -9,6 +9,7 @@
 //	publisher.go   writes the ResourceSlices of this node, and restores them when the kubelet removes them
 //	store.go       the ResourceSlices of this node, as the API server has them
 //	pace.go        when a ResourceSlice may be written
+//	word.go        what a plugin says of its devices, and when the slices follow it
 //	claims.go      from a pod's claims to the devices that the scheduler has chosen: a demand for exactly these
 //	server.go      answers the kubelet: registration, preparation of claims
 //	health.go      reports the devices' health to the kubelet
@@ -39,12 +40,14 @@
 // all of its slices. The API names a device by driver, pool and name, so a device must not change its pool while a claim may name it. It
 // keeps its place, the number of its pool, while it is listed, and has the same one when it returns, unless other listed devices fill that
 // pool. Places other than 0 are in the state file before the slices show them. Two devices of one name, which only a collision of hashes
-// can bring about, have different pools.
+// can bring about, have different pools; a ninth one has none.
 //
 // # Writing
 //
 // A watch of the slices and the View both signal that something has changed. The publisher then compares, writes what differs, and takes
-// the answers for the newest state of the slices. A first change is written at once, and a pool that keeps changing once a second. A slice
+// the answers for the newest state of the slices. A first change is written at once, and a pool that keeps changing once a second. What a plugin says of its
+// devices is followed at a pace of its own for each resource (word.go): a plugin that changes its word all the time has all of its pools written once a
+// minute. A slice
 // that another client removes is created again at once, and again within a second if it is removed again: the kubelet removes all
 // slices of its node when it starts, and those of a driver that has been away for 30 s.
 //

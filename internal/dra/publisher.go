@@ -75,7 +75,7 @@ type PublisherConfig struct {
 	// NodeUID returns the UID of this Node, which owns the slices, and false while it is not known.
 	NodeUID    func() (types.UID, bool)
 	MaxDevices int // of a resource
-	// TooMany reports whether a resource is not offered because it has more devices than MaxDevices; nil: none.
+	// TooMany reports whether a resource is not offered because it has more devices than MaxDevices allows; nil: none.
 	TooMany func(device.ResourceName) bool
 	Sysfs   string // where sysfs is mounted; empty: /sys
 	Procfs  string // likewise; empty: /proc
@@ -94,6 +94,7 @@ type Publisher struct {
 	describer *describer
 	pools     map[string]*pace                     // by the name of the slice
 	resources map[device.ResourceName]*publication // that are offered
+	words     map[device.ResourceName]*word        // of plugins, also of resources that are not offered: these may be offered again
 	seen      map[device.ResourceName]bool         // resources that the View has
 	tooMany   map[device.ResourceName]bool         // those of them with more devices than MaxDevices, as logged
 
@@ -111,6 +112,7 @@ type publication struct {
 	list    []device.Device   // the plugin's list that the describer has
 	session uint64            // of the plugin then
 	saving  *pace
+	crowded bool // devices without a place have been logged
 }
 
 // errNotYet is the state before the first comparison.
@@ -133,6 +135,7 @@ func New(cfg PublisherConfig) *Publisher {
 		describer: newDescriber(cmp.Or(cfg.Sysfs, "/sys"), cmp.Or(cfg.Procfs, "/proc")),
 		pools:     map[string]*pace{},
 		resources: map[device.ResourceName]*publication{},
+		words:     map[device.ResourceName]*word{},
 		seen:      map[device.ResourceName]bool{},
 		tooMany:   map[device.ResourceName]bool{},
 		failure:   errNotYet,
@@ -488,6 +491,13 @@ func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, de
 		of = &publication{saving: newPace()}
 		p.resources[r] = of
 	}
+	said := p.words[r]
+	if said == nil {
+		said = &word{}
+		p.words[r] = said
+	}
+	devices, lost, again := said.take(devices, offer.State == device.Lost, time.Now())
+	w.again = sooner(w.again, again)
 	if !known || of.session != offer.Session || !device.SameList(of.list, offer.Inventory.Devices) {
 		p.describer.relist(r, devices, of.session != offer.Session)
 		of.session, of.list = offer.Session, offer.Inventory.Devices
@@ -498,7 +508,7 @@ func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, de
 	}
 	saved := p.saved(r)
 	out, err := show(input{
-		node: p.cfg.NodeName, resource: r, devices: devices, lost: offer.State == device.Lost, saved: saved, placed: of.placed,
+		node: p.cfg.NodeName, resource: r, devices: devices, lost: lost, saved: saved, placed: of.placed,
 		order: order, untaint: p.TaintsDropped(), most: p.cfg.MaxDevices, attributes: p.describer.of,
 	})
 	if err != nil {
@@ -522,6 +532,10 @@ func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, de
 		p.setPlaces(r, out.saved)
 	}
 	of.placed = out.placed
+	if out.homeless > 0 && !of.crowded {
+		p.cfg.Log.Warn("devices left out of resource slices: too many have one name", "resource", r, "devices", out.homeless, "limit", maxNamesakes)
+	}
+	of.crowded = out.homeless > 0
 	for _, slice := range out.slices {
 		w.slices[slice.Name] = slice
 	}
@@ -531,13 +545,17 @@ func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, de
 func (p *Publisher) tellTooMany(r device.ResourceName, n int) {
 	if !p.tooMany[r] {
 		p.tooMany[r] = true
-		p.cfg.Log.Warn("resource stays in the Node's capacity: it has more devices than dra.maxDevices", "resource", r, "devices", n, "dra.maxDevices", p.cfg.MaxDevices)
+		p.cfg.Log.Warn("resource stays in the Node's capacity: more devices than dra.maxDevices allows", "resource", r, "devices", n, "dra.maxDevices", p.cfg.MaxDevices)
 	}
 }
 
-// withdraw forgets a resource that is not offered, except the places of its devices.
+// withdraw forgets a resource that is not offered, except the places of its devices and the pace of its plugin's word: to be offered again is a change of
+// that.
 func (p *Publisher) withdraw(r device.ResourceName) {
 	delete(p.resources, r)
+	if said := p.words[r]; said != nil {
+		said.devices = nil
+	}
 	p.describer.forget(r)
 }
 
@@ -547,6 +565,7 @@ func (p *Publisher) forgetOthers(resources device.Resources) {
 		if _, there := resources.ByName[r]; !there {
 			delete(p.seen, r)
 			delete(p.tooMany, r)
+			delete(p.words, r)
 			p.withdraw(r)
 			p.setPlaces(r, nil)
 		}

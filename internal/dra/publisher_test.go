@@ -152,6 +152,129 @@ func devicesThatFlap(t *testing.T) {
 	}
 }
 
+// A plugin that changes its word in each of its 32 pools once a second. What devmgrd and the operator do, and other plugins, do not wait.
+func TestPublish_PluginChangesItsWordAllTheTime_PausesGrow(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*device.DeviceStatus, bool){
+		"health": func(d *device.DeviceStatus, on bool) { d.Healthy = on },
+		"list":   func(d *device.DeviceStatus, on bool) { d.Listed = on },
+		"NUMA nodes": func(d *device.DeviceStatus, on bool) {
+			if d.NUMA = nil; on {
+				d.NUMA = []int{1}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { changesItsWord(t, change) }) })
+	}
+}
+
+func changesItsWord(t *testing.T, change func(*device.DeviceStatus, bool)) {
+	const nic device.ResourceName = "a.example/nic"
+	api, n := kubetest.NewInMemory(t), newNode()
+	n.list(gpu, 2048)
+	n.list(nic, 1)
+	publish(t, api, n)
+	at(time.Minute)
+	turn := 0
+	minute := func() int {
+		before := writes(api)
+		for range 60 {
+			turn++
+			n.change(func() {
+				n.devices[gpu] = slices.Clone(n.devices[gpu])
+				for j := range 32 {
+					change(&n.devices[gpu][j*64], turn%2 == 0)
+				}
+			})
+			at(time.Second)
+		}
+		return writes(api) - before
+	}
+	if first, second := minute(), minute(); first > 7*32 || second > 2*32 {
+		t.Errorf("%d writes in the first minute, %d in the second", first, second)
+	}
+	// The plugin has had its turn, and waits.
+	n.cordon(gpu, 1, true)
+	n.touch(nic, 0, func(d *device.DeviceStatus) { d.Healthy = false })
+	at(time.Second)
+	if got := shows(api)[pool+"0"]; !strings.Contains(got, "d1+cordoned") {
+		t.Errorf("a cordon waits: %s", got)
+	}
+	if got := shows(api)["n1/a.example/nic/0"]; !strings.Contains(got, "d0+unhealthy") {
+		t.Errorf("another plugin waits: %s", got)
+	}
+	at(time.Minute)
+	before := writes(api)
+	at(time.Hour)
+	if got := writes(api) - before; got > 0 {
+		t.Errorf("%d writes at rest", got)
+	}
+	// Its last word is in the slices.
+	want, _ := n.Devices(gpu)
+	shown := 0
+	for _, s := range api.ResourceSlices() {
+		if s.Annotations["devmgrd.io/resource"] == string(gpu) {
+			shown += len(s.Spec.Devices)
+		}
+	}
+	for _, d := range want {
+		if !d.Claimable {
+			shown++
+		}
+	}
+	if shown != len(want) {
+		t.Errorf("the slices show %d devices too few", len(want)-shown)
+	}
+	// After a while its changes are written at once.
+	n.touch(gpu, 70, func(d *device.DeviceStatus) { d.Healthy = false })
+	at(0)
+	if got := shows(api)[pool+"1"]; !strings.Contains(got, "d70+unhealthy") {
+		t.Errorf("a calm plugin waits: %s", got)
+	}
+}
+
+// A plugin may change the health of a device that devmgrd has suspended: that is not written.
+func TestPublish_SuspendedDeviceFlaps_NoWrites(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api, n := kubetest.NewInMemory(t), newNode()
+		n.list(gpu, 2)
+		publish(t, api, n)
+		at(time.Minute)
+		n.touch(gpu, 0, func(d *device.DeviceStatus) { d.State, d.Cordon = device.Suspended, &device.Cordon{Suspended: true} })
+		at(time.Minute)
+		before := writes(api)
+		for i := range 60 {
+			n.touch(gpu, 0, func(d *device.DeviceStatus) { d.Healthy = i%2 == 1 })
+			at(time.Minute)
+		}
+		if got := writes(api) - before; got > 0 {
+			t.Errorf("%d writes", got)
+		}
+	})
+}
+
+// A plugin whose list is now too long and now not loses its slices at once. They come back at the pace of its word.
+func TestPublish_ResourceComesAndGoes_PausesGrow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api, n := kubetest.NewInMemory(t), newNode()
+		n.list(gpu, 64)
+		publish(t, api, n)
+		at(time.Minute)
+		before := api.Requests("create")
+		for range 60 {
+			n.refuse(gpu, true)
+			at(5 * time.Second)
+			n.refuse(gpu, false)
+			at(5 * time.Second)
+		}
+		if got := api.Requests("create") - before; got > 16 {
+			t.Errorf("%d slices were created in 10 minutes", got)
+		}
+	})
+}
+
 // A kubelet that starts removes all slices of its node. They are back at once, even if they have just been written.
 func TestPublish_SlicesRemovedByTheKubelet_AreBackAtOnce(t *testing.T) {
 	t.Parallel()

@@ -17,6 +17,9 @@ import (
 // poolSize is the highest number of devices in a pool: the API's limit for one ResourceSlice whose devices have taints.
 const poolSize = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
+// Pools returns how many pools so many devices need.
+func Pools(devices int) int { return (devices + poolSize - 1) / poolSize }
+
 // resourceAnnotation names the resource of a ResourceSlice. The pool's name need not contain it.
 const resourceAnnotation = "devmgrd.io/resource"
 
@@ -49,7 +52,9 @@ type input struct {
 type output struct {
 	slices []*resourceapi.ResourceSlice // without owner and generation; pools without devices have none
 	saved  map[device.ID]int            // places other than 0, to be saved before the slices are published
-	placed map[device.ID]int            // places of all listed devices
+	placed map[device.ID]int            // places of all listed devices that have one
+	// homeless is the number of listed devices without a place: too many others have their name.
+	homeless int
 }
 
 // show returns the ResourceSlices of a resource. It changes nothing.
@@ -59,8 +64,13 @@ func show(in input) (output, error) {
 	}
 	out := output{}
 	out.placed, out.saved = place(in.devices, in.saved, in.placed)
+	out.homeless = listed(in.devices) - len(out.placed)
 	pools := map[int][]resourceapi.Device{}
 	for _, d := range in.sorted() {
+		k, placed := out.placed[d.ID]
+		if !placed {
+			continue
+		}
 		taints := in.taints(d)
 		if in.untaint {
 			if len(taints) > 0 && !d.Claimed {
@@ -68,7 +78,6 @@ func show(in input) (output, error) {
 			}
 			taints = nil
 		}
-		k := out.placed[d.ID]
 		pools[k] = append(pools[k], resourceapi.Device{Name: Name(d.ID), Attributes: in.attributes(d), Taints: taints})
 	}
 	for _, k := range slices.Sorted(maps.Keys(pools)) {
@@ -121,12 +130,12 @@ func (in input) sorted() []device.DeviceStatus {
 }
 
 // taints returns why no further pod may be assigned a device. A device that is about to be released has none, and neither has one
-// whose plugin has just gone away.
+// whose plugin has just gone away. The health of a device that devmgrd has suspended may go on changing, and is not shown.
 func (in input) taints(d device.DeviceStatus) (all []resourceapi.DeviceTaint) {
 	add := func(key string) {
 		all = append(all, resourceapi.DeviceTaint{Key: key, Effect: resourceapi.DeviceTaintEffectNoSchedule})
 	}
-	if !d.Healthy {
+	if !d.Healthy && (d.Cordon == nil || !d.Cordon.Suspended) {
 		add(taintUnhealthy)
 	}
 	switch {
@@ -150,7 +159,8 @@ func (in input) taints(d device.DeviceStatus) (all []resourceapi.DeviceTaint) {
 // place returns the pools of the listed devices, and the places to save. A device keeps its place while it is listed, and has its old
 // one when the plugin lists it again, unless that pool is full of other listed devices: then it gets the lowest pool with room. The
 // first pool is the place of a device without another, so it needs no record. Where devices compete for the last room in a pool, those
-// that were listed before are first, then those that the plugin has listed for longer.
+// that were listed before are first, then those that the plugin has listed for longer. A device whose name maxNamesakes others
+// have has no place until one of them goes.
 func place(devices []device.DeviceStatus, saved, placed map[device.ID]int) (now, save map[device.ID]int) {
 	now, save = make(map[device.ID]int, len(devices)), saved
 	rooms := pools{}
@@ -182,9 +192,9 @@ func place(devices []device.DeviceStatus, saved, placed map[device.ID]int) (now,
 		}
 	}
 	for _, id := range homeless {
-		k := 0
-		for !rooms.take(k, id) {
-			k++
+		k, placed := rooms.lowest(id)
+		if !placed {
+			continue
 		}
 		now[id] = k
 		if save[id] = k; k == 0 {
@@ -228,6 +238,26 @@ func (p pools) take(k int, id device.ID) bool {
 	}
 	p[k][name] = true
 	return true
+}
+
+// maxNamesakes is the number of devices of one name. It takes a collision of hashes for two, and each has a pool of its own.
+const maxNamesakes = 8
+
+// lowest adds a device to the lowest pool with room, unless maxNamesakes pools have a device of its name.
+func (p pools) lowest(id device.ID) (k int, placed bool) {
+	name, namesakes := Name(id), 0
+	for _, names := range p {
+		if names[name] {
+			namesakes++
+		}
+	}
+	if namesakes >= maxNamesakes {
+		return 0, false
+	}
+	for !p.take(k, id) {
+		k++
+	}
+	return k, true
 }
 
 // differs reports whether a ResourceSlice of the API server shows anything else than want. It ignores metadata, the pool's generation

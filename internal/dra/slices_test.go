@@ -68,7 +68,7 @@ func TestShow_States(t *testing.T) {
 		{name: "suspended", change: func(d *device.DeviceStatus) { d.State, d.Cordon = device.Suspended, &device.Cordon{Suspended: true} }, want: "d0+suspended"},
 		{name: "suspended and unhealthy", change: func(d *device.DeviceStatus) {
 			d.State, d.Cordon, d.Healthy = device.Suspended, &device.Cordon{Suspended: true}, false
-		}, want: "d0+unhealthy+suspended"},
+		}, want: "d0+suspended"},
 		{name: "refused", change: func(d *device.DeviceStatus) {
 			d.State, d.Cordon = device.Refused, &device.Cordon{Suspended: true, Refused: true}
 		}, want: "d0+refused"},
@@ -206,6 +206,31 @@ func TestPools_OfOneName(t *testing.T) {
 	p := pools{}
 	if !p.take(0, "a") || p.take(0, "a") || !p.take(1, "a") {
 		t.Errorf("got %v", p)
+	}
+}
+
+// A plugin that searches for IDs whose names collide gets a pool for eight of them.
+func TestShow_NineDevicesOfOneName_EightPools(t *testing.T) {
+	t.Parallel()
+	var devices []device.DeviceStatus
+	for _, n := range []int{1523251, 1566065, 2658592, 3408412, 4422989, 4599374, 4854040, 8005923, 8413775} { // 24 bits of their hashes agree
+		d := free("d", 1)[0]
+		d.ID = device.ID(strings.Repeat("x", 60) + fmt.Sprint(n))
+		devices = append(devices, d)
+	}
+	if first := Name(devices[0].ID); slices.ContainsFunc(devices, func(d device.DeviceStatus) bool { return Name(d.ID) != first }) {
+		t.Fatal("their names differ")
+	}
+	out, err := show(inputOf(devices))
+	if err != nil || len(out.slices) != 8 {
+		t.Errorf("%d slices, %v", len(out.slices), err)
+	}
+	in := inputOf(devices)
+	in.saved, in.placed = out.saved, out.placed
+	in.devices = slices.Clone(devices)
+	in.devices[3].Listed, in.devices[3].Claimable = false, false
+	if out, err = show(in); err != nil || len(out.slices) != 8 || len(out.placed) != 8 {
+		t.Errorf("after one has gone: %d slices of %d devices, %v", len(out.slices), len(out.placed), err)
 	}
 }
 

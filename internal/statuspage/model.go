@@ -185,7 +185,7 @@ func (m *model) addMatters(a answers) {
 	for i, r := range a.status.Resources {
 		at := m.Resources[i].Key
 		if r.OverMaxDevices > 0 {
-			add(at, "%s has more devices than dra.maxDevices %s, and stays in the Node's capacity", name(r.Name), number(int(r.OverMaxDevices)))
+			add(at, "%s has more devices than dra.maxDevices %s allows, and stays in the Node's capacity", name(r.Name), number(int(r.OverMaxDevices)))
 		}
 		if r.Refused > 0 {
 			add(at, "%s of %s refused by the plugin", number(int(r.Refused)), name(r.Name))
