@@ -35,12 +35,13 @@ check-stages:
 	$(timed) "container image" $(GO) -C packaging/image test .
 	$(timed) "manual pages" $(GO) -C packaging/man test .
 	@$(timed) "Helm chart" $(MAKE) --no-print-directory chart
+	@$(timed) policies $(MAKE) --no-print-directory policies
 	@$(timed) alerts $(MAKE) --no-print-directory alerts
 
 # What is built here says so: with empty caches it takes some time. The go command, the compiler and staticcheck take a fifth less
 # time with more memory: 1.2 GB at most.
 building = @echo "building $(1): a minute or two the first time, on two cores"
-check-stages generated staticcheck alerts chart proto: export GOGC := $(or $(GOGC),400)
+check-stages generated staticcheck alerts chart policies proto: export GOGC := $(or $(GOGC),400)
 
 .PHONY: format generated staticcheck
 format:
@@ -71,6 +72,11 @@ alerts: ## Check the alerts and the dashboard, and play the alerts' tests, with 
 chart: ## Lint and render the Helm chart, and hold it against the Kustomize base.
 	$(call building,the tests of the chart)
 	$(GO) -C packaging/helm test -count 1 .
+
+.PHONY: policies
+policies: ## Test the admission policies of the service account with Kubernetes' own validator.
+	$(call building,the API server's validator)
+	$(GO) -C test/tools/k8s test -count 1 .
 
 .PHONY: vulnerabilities
 vulnerabilities: ## Look for known vulnerabilities in what is linked into the binary; it needs vuln.go.dev.

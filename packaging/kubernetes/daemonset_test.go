@@ -108,8 +108,10 @@ func TestDaemonSet(t *testing.T) {
 			t.Errorf("%s: mounted %v, writable %v, want it writable: %v", dir, mounted, is, write)
 		}
 	}
-	if get := main.LivenessProbe.HTTPGet; get.Host+":"+get.Port.String() != c.Metrics.Listen {
-		t.Errorf("the probes ask %s:%s, and metrics.listen is %s", get.Host, get.Port.String(), c.Metrics.Listen)
+	for name, probe := range map[string]*corev1.Probe{"liveness": main.LivenessProbe, "readiness": main.ReadinessProbe} {
+		if probe.Exec == nil || !slices.Contains(probe.Exec.Command, c.Admin.Socket) {
+			t.Errorf("the %s probe does not ask %s: any user of the node may listen on a port before devmgrd does", name, c.Admin.Socket)
+		}
 	}
 }
 

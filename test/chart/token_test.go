@@ -18,7 +18,7 @@ import (
 )
 
 // A thief of the service account's token changes the status of the token's own node only, and of that only extended resources and devmgrd's
-// conditions. The thief writes ResourceSlices of devmgrd for that node only, and evicts no pod. devmgrd does not run: its pod waits for a Secret.
+// conditions. The thief writes ResourceSlices and events of devmgrd for that node only, and evicts no pod. devmgrd does not run: its pod waits for a Secret.
 func TestChart_StolenToken_ChangesItsOwnNodeOnly(t *testing.T) {
 	h := install(t)
 	nodes := h.Client().CoreV1().Nodes()
@@ -87,6 +87,7 @@ func TestChart_StolenToken_ChangesItsOwnNodeOnly(t *testing.T) {
 	if _, err := client.CoreV1().Secrets(metav1.NamespaceSystem).List(h.ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("listing secrets: %v, want it forbidden", err)
 	}
+	h.onlyItsOwnEvents(client)
 	h.onlyItsOwnSlices(client)
 	h.must(nodes.Delete(h.ctx, "other", metav1.DeleteOptions{}))
 }
@@ -99,6 +100,49 @@ func (h *harness) thief() clientset.Interface {
 	client, err := clientset.NewForConfig(config)
 	h.must(err)
 	return client
+}
+
+// onlyItsOwnEvents checks that a thief writes events of devmgrd on the token's own node only, on pods and on that Node, and overwrites no others.
+// packaging/kubernetes has the policy, and test/tools/k8s plays it.
+func (h *harness) onlyItsOwnEvents(client clientset.Interface) {
+	h.t.Helper()
+	const prefix = "devmgrd may write events "
+	event := func(name, component, host string) *corev1.Event {
+		return &corev1.Event{
+			ObjectMeta:     metav1.ObjectMeta{Name: name, Namespace: metav1.NamespaceDefault},
+			InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: metav1.NamespaceDefault, Name: "x"},
+			Source:         corev1.EventSource{Component: component, Host: host}, ReportingController: component, ReportingInstance: host,
+			Reason: "X", Message: "x", Type: corev1.EventTypeNormal,
+		}
+	}
+	own, events, all := h.NodeName(), client.CoreV1().Events(metav1.NamespaceDefault), h.Client().CoreV1().Events(metav1.NamespaceDefault)
+	dry := []string{metav1.DryRunAll}
+	create := func(e *corev1.Event) error {
+		_, err := events.Create(h.ctx, e, metav1.CreateOptions{DryRun: dry})
+		return err
+	}
+	h.until("the policy for events is in force", func() bool {
+		err := create(event("x", "devmgrd", "other"))
+		return err != nil && strings.Contains(err.Error(), prefix)
+	})
+	h.must(create(event("x", "devmgrd", own)))
+	onNode := event("x", "devmgrd", own)
+	onNode.InvolvedObject = corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: "other"}
+	for what, e := range map[string]*corev1.Event{"the scheduler's": event("x", "default-scheduler", own), "one on another Node": onNode} {
+		if err := create(e); err == nil || !strings.Contains(err.Error(), prefix) {
+			h.t.Errorf("%s event is created: %v", what, err)
+		}
+	}
+	for _, e := range []*corev1.Event{event("x-component", "default-scheduler", ""), event("x-node", "devmgrd", "other")} {
+		_, err := all.Create(h.ctx, e, metav1.CreateOptions{})
+		h.must(err)
+		forged := fmt.Sprintf(`{"message":"forged","source":{"component":"devmgrd","host":%q},"reportingComponent":"devmgrd","reportingInstance":%q}`, own, own)
+		_, err = events.Patch(h.ctx, e.Name, types.StrategicMergePatchType, []byte(forged), metav1.PatchOptions{DryRun: dry})
+		if err == nil || !strings.Contains(err.Error(), prefix) {
+			h.t.Errorf("event %s is changed: %v", e.Name, err)
+		}
+		h.must(all.Delete(h.ctx, e.Name, metav1.DeleteOptions{}))
+	}
 }
 
 // onlyItsOwnSlices checks that a thief writes ResourceSlices of the token's own node only, and only those that devmgrd writes.

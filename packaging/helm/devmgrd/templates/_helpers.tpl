@@ -46,13 +46,12 @@ nri: {{ dig "nri" "socket" "/var/run/nri/nri.sock" $config | dir }}
 adminSocket: {{ dig "admin" "socket" (printf "%s/admin.sock" (dig "runDir" "/run/devmgrd" $config)) $config }}
 {{- end -}}
 
-{{- /* The host and the port of metrics.listen, and of the probes. Nothing if devmgrd does not listen on TCP. */ -}}
+{{- /* The host and the port of metrics.listen. Nothing if devmgrd does not listen on TCP. */ -}}
 {{- define "devmgrd.listen" -}}
 {{- $listen := dig "metrics" "listen" "127.0.0.1:9464" .Values.config -}}
 {{- if and $listen (not (hasPrefix "unix:" $listen)) -}}
 {{- $host := regexReplaceAll ":[0-9]+$" $listen "" | trimPrefix "[" | trimSuffix "]" -}}
 host: {{ $host | quote }}
-probe: {{ ternary "127.0.0.1" $host (has $host (list "" "0.0.0.0" "::")) | quote }}
 port: {{ regexFind "[0-9]+$" $listen }}
 {{- end -}}
 {{- end -}}
