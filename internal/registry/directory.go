@@ -242,15 +242,19 @@ func (r *Registry) restore() {
 	}
 }
 
+// commonMode is the mode of the common directories, as of the kubelet's. Plugins run as root, or could make no socket there; a plugin whose socket is open to
+// all users relies on the directory.
+const commonMode = 0o750
+
 // make creates the directory if it is missing.
 func (d *directory) make() error {
 	if d.pod.Known() {
 		_, err := d.registry.tree.Make(d.pod.Pod)
 		return err
 	}
-	err := shareddir.MakeShared(d.sockets, 0o755)
+	err := shareddir.MakeShared(d.sockets, commonMode)
 	if err == nil && d.location.registry != "" {
-		err = shareddir.MakeShared(d.location.registry, 0o755)
+		err = shareddir.MakeShared(d.location.registry, commonMode)
 	}
 	return err
 }

@@ -76,6 +76,23 @@ func TestDirectory_Registration_HasItsPod(t *testing.T) {
 	}
 }
 
+// Under the kubelet, too, a plugin that makes its socket for all users is out of their reach.
+func TestDirectory_Common_OtherUsersHaveNoAccess(t *testing.T) {
+	t.Parallel()
+	above := socketDir(t)
+	f := start(t, at(filepath.Join(above, "device-plugins")), watches(filepath.Join(above, "plugins_registry")))
+	f.eventually("both are made", func() bool { _, err := os.Stat(f.watched); return err == nil })
+	for _, dir := range []string{f.dir, f.watched} {
+		info, err := os.Stat(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode().Perm() != 0o750 {
+			t.Errorf("%s has mode %v", dir, info.Mode())
+		}
+	}
+}
+
 // Two plugins with a socket of one name do not meet. Neither sees what the other one has.
 func TestDirectory_TwoPods_AreApart(t *testing.T) {
 	t.Parallel()

@@ -25,7 +25,7 @@ func TestListenMakesDirectory(t *testing.T) {
 	root := socketDir(t)
 	f := start(t, at(filepath.Join(root, "a", "b")))
 	for path, want := range map[string]fs.FileMode{
-		filepath.Join(root, "a"): 0o755, f.dir: 0o755, filepath.Join(f.dir, "kubelet.sock"): 0o660,
+		filepath.Join(root, "a"): 0o755, f.dir: 0o750, filepath.Join(f.dir, "kubelet.sock"): 0o660,
 	} {
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
 			t.Errorf("%s: mode %v, want %v (%v)", path, info.Mode().Perm(), want, err)

@@ -150,6 +150,16 @@ func TestPromises(t *testing.T) {
 	}
 }
 
+// systemd makes the directory before devmgrd does.
+func TestSocket_Directory_OtherUsersHaveNoAccess(t *testing.T) {
+	if got := settingsOf(t, socket, "DirectoryMode"); !slices.Equal(got, []string{"0750"}) {
+		t.Errorf("%s makes its directory with mode %q", socket, got)
+	}
+	if got := settings(t, "RuntimeDirectoryMode"); !slices.Equal(got, []string{"0755"}) { // other users pass through to the sockets that are for them
+		t.Errorf("devmgrd.service has the directory above with mode %q", got)
+	}
+}
+
 // TestExposure holds how much of the system systemd counts as exposed to devmgrd, from 0 to 10, and that each entry of its list has
 // its reason in the unit.
 func TestExposure(t *testing.T) {
