@@ -498,7 +498,8 @@ func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, de
 	}
 	devices, lost, again := said.take(devices, offer.State == device.Lost, time.Now())
 	w.again = sooner(w.again, again)
-	if !known || of.session != offer.Session || !device.SameList(of.list, offer.Inventory.Devices) {
+	// Not while the word rests: a device that the plugin lists again by then has been away, and is described afresh.
+	if again.IsZero() && (!known || of.session != offer.Session || !device.SameList(of.list, offer.Inventory.Devices)) {
 		p.describer.relist(r, devices, of.session != offer.Session)
 		of.session, of.list = offer.Session, offer.Inventory.Devices
 	}
