@@ -386,7 +386,7 @@ func TestDRA_KubeletRestartsOften_SlicesAreCreatedAgain(t *testing.T) {
 	r.exact("a")
 }
 
-// The health of devices changes a thousand times a minute, for half a minute. Each pool is written once a second at most, and not at all
+// The health of devices changes a thousand times a minute, for half a minute. The slices follow after pauses that grow, of up to a minute, and are not written
 // when that is over.
 func TestDRA_HealthFlaps_WritesAreCoalesced(t *testing.T) {
 	flaps := times(t, "E2E_FLAPS", 500)

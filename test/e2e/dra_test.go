@@ -103,7 +103,7 @@ func TestDRA_PluginComesLate_PodsWaitForIt(t *testing.T) {
 	t.Logf("the plain pod ran after %s, the waiting ones %s after the plugin's return", plain.Round(time.Millisecond), time.Since(back).Round(time.Millisecond))
 }
 
-// A device that no pod may be assigned is tainted within a second, by one write. A pod for which the scheduler has chosen it before waits.
+// A device that no pod may be assigned is tainted within seconds, by one write. A pod for which the scheduler has chosen it before waits.
 func TestDRA_DeviceOutOfService_IsTainted(t *testing.T) {
 	r := start(t, "--set", "dra.resources="+gpu)
 	r.class(gpu)
@@ -121,7 +121,7 @@ func TestDRA_DeviceOutOfService_IsTainted(t *testing.T) {
 				t.Errorf("%s: %d writes of pool %s, want 1", what, g-before[pool], pool)
 			}
 		}
-		t.Logf("%s: shown after %s", what, took.Round(time.Millisecond)) // a second at most, on a quiet machine
+		t.Logf("%s: shown after %s", what, took.Round(time.Millisecond)) // within the pause of the plugin's word: a few seconds at most, on a quiet machine
 	}
 	tainted("cordon", func() { r.says("cordon " + gpu + "/" + first + " --reason dust") }, first, "devmgrd.io/cordoned")
 	tainted("unhealthy", func() { p.SetHealth(second, plugintest.Unhealthy) }, second, "devmgrd.io/unhealthy")
