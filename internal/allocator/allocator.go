@@ -166,7 +166,7 @@ type Allocator struct {
 
 	commitMu sync.Mutex // held while the state file is written, so that an older record never replaces a newer one
 
-	mu            lock // guards what follows; never held across a plugin's call or a commit
+	mu            *lock // guards what follows; never held across a plugin's call or a commit
 	pods          map[device.PodUID]*pod
 	locals        map[device.PodUID]*pod             // the pods known from the runtime
 	mirrors       map[device.PodUID]device.PodDemand // their mirror pods in the API
@@ -214,7 +214,7 @@ func New(c Config) *Allocator {
 		}
 	}
 	a := &Allocator{
-		mu:       make(lock, 1),
+		mu:       newLock(),
 		registry: c.Registry,
 		plugins:  c.Plugins,
 		store:    c.Store,

@@ -1,6 +1,7 @@
 package allocator_test
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -353,7 +354,7 @@ func TestRelease_IdleContainerStarts_HostIsAskedAgain(t *testing.T) {
 		r.releaser.holds("a", opener)
 		r.Drop("a")
 		r.after(time.Minute) // proved idle and without a process; the device is held
-		if err := r.RuntimeStarting(t.Context(), running("1", "a", "main")); err != nil {
+		if err := r.RuntimeStarting(context.Background(), running("1", "a", "main")); err != nil {
 			t.Fatal(err)
 		}
 		r.expectState(device.Assigned)
@@ -468,7 +469,7 @@ func TestRelease_IdleContainerStartsBeforeTheCommit_ProofIsVoid(t *testing.T) {
 		delete(r.releaser.held, "a")
 		r.releaser.mu.Unlock()
 		r.ReleasedAfter(func() {
-			if err := r.RuntimeStarting(t.Context(), idle); err != nil {
+			if err := r.RuntimeStarting(context.Background(), idle); err != nil {
 				t.Fatal(err)
 			}
 		})

@@ -1,19 +1,85 @@
 package allocator
 
-import "context"
+import (
+	"context"
+	"sync"
+)
 
-// A lock is a mutex for which a caller need not wait longer than it has time.
-type lock chan struct{}
+// A lock is a mutex for which the runtime's hooks wait no longer than they have time: it drops a plugin that is late. What needs no answer does not
+// wait at all (do). The zero value is not usable.
+type lock struct {
+	held chan struct{} // has a value while the lock is held
 
-func (l lock) Lock()   { l <- struct{}{} }
-func (l lock) Unlock() { <-l }
+	mu   sync.Mutex // guards what follows; never held while a call of it runs
+	late []func()
+}
 
-// lockBefore locks, unless ctx ends first.
-func (l lock) lockBefore(ctx context.Context) bool {
+func newLock() *lock { return &lock{held: make(chan struct{}, 1)} }
+
+// Lock waits for the lock.
+func (l *lock) Lock() {
+	l.held <- struct{}{}
+	l.catchUp()
+}
+
+// lockBefore waits for the lock until ctx ends, and reports whether it has it.
+func (l *lock) lockBefore(ctx context.Context) bool {
 	select {
-	case l <- struct{}{}:
+	case l.held <- struct{}{}:
+		l.catchUp()
 		return true
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// Unlock releases the lock.
+func (l *lock) Unlock() {
+	<-l.held
+	l.flush()
+}
+
+// do has f called with the lock held, after those of earlier calls: at once if the lock is free, and else before the next one who waits for it has it.
+func (l *lock) do(f func()) {
+	l.mu.Lock()
+	l.late = append(l.late, f)
+	l.mu.Unlock()
+	l.flush()
+}
+
+// flush makes the calls that are late, unless the lock is held: then Unlock does.
+func (l *lock) flush() {
+	for l.isLate() {
+		select {
+		case l.held <- struct{}{}:
+			l.catchUp()
+			<-l.held
+		default:
+			return
+		}
+	}
+}
+
+func (l *lock) isLate() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.late) > 0
+}
+
+// catchUp makes the calls that are late, with the lock held. A bug in one of them leaves the lock free: a hook survives it.
+func (l *lock) catchUp() {
+	l.mu.Lock()
+	all := l.late
+	l.late = nil
+	l.mu.Unlock()
+	done := false
+	defer func() {
+		if !done {
+			<-l.held
+		}
+	}()
+	for _, f := range all {
+		f()
+	}
+	done = true
 }

@@ -47,7 +47,7 @@ func TestMadeUpResources_GoWithTheirPods(t *testing.T) {
 }
 
 // The runtime drops a plugin whose hook is late.
-func TestClaim_AllocatorIsBusy_AnswersInTime(t *testing.T) {
+func TestHooks_AllocatorIsBusy_AnswerInTime(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
 		r.bind("p", app(gpu, 1))
@@ -59,6 +59,18 @@ func TestClaim_AllocatorIsBusy_AnswersInTime(t *testing.T) {
 		if took := time.Since(began); took != time.Second || st.State != device.Waiting || st.Wait.Reason != device.Allocating {
 			t.Errorf("the answer took %v: %+v", took, st)
 		}
+		began = time.Now()
+		main := running("1", "p", "main")
+		r.Unclaim(main)
+		r.Refused(main.Container, device.Wait{Reason: device.HostDeviceMissing}, false)
+		r.RuntimeStarted(main)
+		r.RuntimeStopped(main)
+		r.RuntimeRemoved("p", "sandbox")
+		r.DropLocal("p")
+		if waited := time.Since(began); waited > 0 {
+			t.Errorf("reports waited for %v", waited)
+		}
 		unlock()
+		r.expect("p", "main", "waiting PluginMissing")
 	})
 }

@@ -83,17 +83,17 @@ func (p *pod) has(r device.ResourceName, id device.ID) bool {
 
 // Bind reports that a pod is bound to this node and has not ended. Repeated calls change nothing.
 func (a *Allocator) Bind(d device.PodDemand) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	bind := func() {
 		a.bindLocked(d)
 		a.auditLocked(a.pods[d.Pod.UID])
 	}
 	if d.Local {
-		a.reportLocked(bind) // reported by the runtime
-	} else {
-		bind()
+		a.report(bind) // reported by the runtime
+		return
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	bind()
 }
 
 // newSandbox is how long a static pod without a sandbox keeps its devices. The kubelet creates another sandbox within a
@@ -114,9 +114,7 @@ func (a *Allocator) Drop(uid device.PodUID) {
 
 // DropLocal reports that a static pod has no sandbox.
 func (a *Allocator) DropLocal(uid device.PodUID) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.reportLocked(func() {
+	a.report(func() {
 		if p := a.pods[uid]; p != nil && p.runtimeKnows {
 			a.dropLocked(p)
 		}

@@ -29,9 +29,7 @@ func (a *Allocator) Claim(ctx context.Context, r device.Running) device.Readines
 
 // Unclaim reports that the container is not created after all. The preparation of its start remains valid.
 func (a *Allocator) Unclaim(r device.Running) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.reportLocked(func() { a.removeRunningLocked(r.Container.Pod, r.ID) })
+	a.report(func() { a.removeRunningLocked(r.Container.Pod, r.ID) })
 }
 
 // Readiness returns the readiness of a container. One that exists is ready while it has its devices: they are not prepared again.

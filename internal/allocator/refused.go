@@ -45,8 +45,10 @@ func (r *refused) sameDevices(all []device.Assignment) bool {
 // Refused records why a container with devices was refused. If the host lacks what the grant names, lapsed is set and the pod
 // waits for a new grant.
 func (a *Allocator) Refused(c device.Container, why device.Wait, lapsed bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.mu.do(func() { a.notCreatedLocked(c, why, lapsed) })
+}
+
+func (a *Allocator) notCreatedLocked(c device.Container, why device.Wait, lapsed bool) {
 	p := a.pods[c.Pod]
 	if p == nil || p.phase != settled {
 		return

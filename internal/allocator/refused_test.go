@@ -1,6 +1,7 @@
 package allocator_test
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -63,7 +64,7 @@ func TestRefused_HostLacksAllDevices_PausesDouble(t *testing.T) {
 				if other {
 					r.Claim(side)
 					r.RuntimeStarted(side)
-					if err := r.RuntimeStarting(t.Context(), side); err != nil {
+					if err := r.RuntimeStarting(context.Background(), side); err != nil {
 						t.Fatal(err)
 					}
 					r.after(time.Second / 2)

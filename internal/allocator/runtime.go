@@ -19,15 +19,18 @@ import (
 // It returns at once. The planning loop compares the lists with the state file before it plans, and later reports of the
 // runtime wait until then. Meanwhile nothing is released, and Claim answers Busy.
 func (a *Allocator) RuntimeSynced(all []device.Running, local []device.PodDemand) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.runtimeSynced = false
-	if a.catchingUp == nil {
-		a.catchingUp = make(chan struct{})
-	}
-	a.reports = append(a.reports, func() { a.syncLocked(all, local) })
-	signal(a.kick)
+	a.mu.do(func() {
+		a.runtimeSynced = false
+		if a.catchingUp == nil {
+			a.catchingUp = make(chan struct{})
+		}
+		a.reports = append(a.reports, func() { a.syncLocked(all, local) })
+		signal(a.kick)
+	})
 }
+
+// report has a report of the runtime applied, in the order of the reports. It does not wait.
+func (a *Allocator) report(f func()) { a.mu.do(func() { a.reportLocked(f) }) }
 
 // reportLocked applies a report of the runtime: at once, or after the lists that the planning loop has not compared yet.
 func (a *Allocator) reportLocked(f func()) {
@@ -117,16 +120,12 @@ func (a *Allocator) endQuarantineLocked(uid device.PodUID) {
 
 // RuntimeLost reports that the runtime is away. Its containers may still run, so nothing is released until it is back.
 func (a *Allocator) RuntimeLost() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.reportLocked(func() { a.runtimeSynced = false })
+	a.report(func() { a.runtimeSynced = false })
 }
 
 // RuntimeStarted reports that the runtime has received all that it needs to create a container.
 func (a *Allocator) RuntimeStarted(r device.Running) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.reportLocked(func() {
+	a.report(func() {
 		l := a.addRunningLocked(r, true)
 		a.snapshot = nil
 		if p := a.pods[r.Container.Pod]; p != nil {
@@ -146,7 +145,9 @@ var errBarred = errors.New("the container's devices have been released since its
 // longer than ctx.
 func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error {
 	for {
-		a.mu.Lock()
+		if !a.mu.lockBefore(ctx) {
+			return fmt.Errorf("waiting for the allocator: %w", ctx.Err())
+		}
 		behind := a.catchingUp
 		if behind == nil {
 			break
@@ -237,17 +238,13 @@ func (a *Allocator) dropIdleLocked(now time.Time) (next time.Time) {
 
 // RuntimeStopped reports that a container's processes have ended, or that it was never started.
 func (a *Allocator) RuntimeStopped(r device.Running) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.reportLocked(func() { a.stoppedLocked(r.Container.Pod, r.ID, r.Lacks) })
+	a.report(func() { a.stoppedLocked(r.Container.Pod, r.ID, r.Lacks) })
 }
 
 // RuntimeRemoved reports that a sandbox is gone with all of its containers. The containers' ends may be unreported: an NRI
 // plugin that fails hides events from later plugins.
 func (a *Allocator) RuntimeRemoved(uid device.PodUID, sandbox string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.reportLocked(func() {
+	a.report(func() {
 		for id, l := range a.running[uid] {
 			if l.Sandbox == sandbox {
 				a.log.Warn("end of a container was not reported", "uid", uid, "container", l.Name, "id", id)

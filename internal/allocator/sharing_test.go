@@ -135,7 +135,7 @@ func TestSharing_StateFileLost_BothKeepTheDevice(t *testing.T) {
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 		for _, id := range []string{"1", "2"} {
-			if err := r.RuntimeStarting(t.Context(), stamped(id, map[string]string{"1": "a", "2": "b"}[id])); err != nil {
+			if err := r.RuntimeStarting(context.Background(), stamped(id, map[string]string{"1": "a", "2": "b"}[id])); err != nil {
 				t.Error(err)
 			}
 		}
@@ -502,7 +502,7 @@ func TestSharing_GrantOfAnotherCannotBeUsed_PluginIsAsked(t *testing.T) {
 		r.bind("b", sharing("main", "d0"))
 		r.Claim(running("1", "a", "main"))
 		r.RuntimeStarted(running("1", "a", "main"))
-		if err := r.RuntimeStarting(t.Context(), running("1", "a", "main")); err != nil {
+		if err := r.RuntimeStarting(context.Background(), running("1", "a", "main")); err != nil {
 			t.Error(err)
 		}
 		r.asked()
