@@ -11,7 +11,7 @@ import (
 const (
 	maxNames    = 64        // extended resources of one pod
 	maxPodSize  = 256 << 10 // bytes of one pod's requests, as size counts them
-	maxPodsSize = 64 << 20  // of all pods of the node together
+	maxPodsSize = 128 << 20 // of all pods of the node together
 )
 
 // bounded returns the demand of a pod within the limits. A pod beyond them keeps its containers that request devices, which wait.

@@ -73,7 +73,7 @@ func TestLimit_OfAllPods(t *testing.T) {
 	d := newDiary()
 	s := newStore(reader{}, d)
 	large := crowd("x", 1, 1, 0)
-	large.Spec.Containers[0].Env = []corev1.EnvVar{{Name: strings.Repeat("X", maxPodSize-2000)}}
+	large.Spec.Containers[0].Env = []corev1.EnvVar{{Name: strings.Repeat("X", maxPodSize-4000)}}
 	named := func(name string) *corev1.Pod {
 		p := *large
 		p.Name, p.UID = name, types.UID(name)
