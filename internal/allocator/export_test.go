@@ -91,11 +91,6 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 			}
 		}
 	}
-	for _, d := range a.mirrors {
-		for r, n := range d.Requests() {
-			requests[r] += n
-		}
-	}
 	strays := map[key]device.PodUID{}
 	for uid, containers := range a.table.Quarantined {
 		for _, choice := range containers {
@@ -257,4 +252,9 @@ func (a *Allocator) ResourceCount() int {
 func (a *Allocator) Hold() (end func()) {
 	a.mu.Lock()
 	return a.mu.Unlock
+}
+
+// StillBroken is what the notifier asks of a failed device.
+func (a *Allocator) StillBroken(uid device.PodUID, r device.ResourceName, id device.ID) bool {
+	return a.stillBroken(uid, r, id)
 }

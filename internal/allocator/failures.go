@@ -187,5 +187,6 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 func (a *Allocator) stillBroken(uid device.PodUID, r device.ResourceName, id device.ID) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.table.Resources[r].HasBroken(id, uid)
+	p := a.table.Resources[r]
+	return p != nil && p.HasBroken(id, uid)
 }

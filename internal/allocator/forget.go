@@ -55,6 +55,7 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 	a.retired[r] = true
 	a.cordonsChangedLocked([]device.Cordon{{Resource: r}})
 	a.metrics.forget(r)
+	a.pruneLocked(r)
 	a.log.Info("resource forgotten", "resource", r, "uncordoned", len(lifted))
 	return lifted, nil
 }
@@ -65,11 +66,6 @@ func (a *Allocator) usedByLocked(r device.ResourceName) []device.Pod {
 	for uid, p := range a.pods {
 		if p.active() && p.demand.Requests()[r] > 0 {
 			users[uid] = p.demand.Pod
-		}
-	}
-	for uid, d := range a.mirrors {
-		if d.Requests()[r] > 0 {
-			users[uid] = d.Pod
 		}
 	}
 	if p := a.table.Resources[r]; p != nil {
@@ -90,6 +86,7 @@ func (a *Allocator) retractLocked(offers map[device.ResourceName]device.Offer) (
 		if _, is := offers[r]; !is && p.Offered() {
 			p.Forget()
 			a.wakeLocked(r, false)
+			a.pruneLocked(r)
 			dropped = true
 		}
 	}

@@ -67,6 +67,9 @@ func (a *Allocator) enterLocked(p *pod, next phase) {
 		delete(a.pods, uid)
 		delete(a.locals, uid)
 		delete(a.unsaved, uid)
+		for r := range p.demand.Requests() { // its devices were the last of a resource that is forgotten
+			a.pruneLocked(r)
+		}
 	case queued:
 		a.queued = append(a.queued, p)
 		signal(a.kick)

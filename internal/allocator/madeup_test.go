@@ -3,8 +3,11 @@ package allocator_test
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -73,4 +76,111 @@ func TestHooks_AllocatorIsBusy_AnswerInTime(t *testing.T) {
 		unlock()
 		r.expect("p", "main", "waiting PluginMissing")
 	})
+}
+
+// Any user may write a pod that looks like a static pod's mirror.
+func TestForgedMirror_RaisesNoNumber(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.Replace(nil)
+		r.plugins.stock(gpu, 8)
+		static := pod("static", app(gpu, 4))
+		static.Local = true
+		r.RuntimeSynced(nil, []device.PodDemand{static})
+		r.published(map[device.ResourceName]int{gpu: 4}) // the scheduler does not know the static pod
+		forged := pod("evil", app(gpu, 1000))
+		forged.Mirror = true
+		r.Bind(forged)
+		r.published(map[device.ResourceName]int{gpu: 4})
+		forged = pod("mirror", app(gpu, 1000))
+		forged.Pod.Name, forged.Mirror = "static", true // in the static pod's namespace
+		r.Bind(forged)
+		r.published(map[device.ResourceName]int{gpu: 8}) // as much as the static pod requests
+	})
+}
+
+// A plugin registers resources, which are lost and forgotten.
+func TestForgottenResources_AreNotKept(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.RuntimeSynced(nil, nil)
+		r.Replace(nil)
+		r.plugins.stock(gpu, 1)
+		r.after(time.Second)
+		before := r.ResourceCount()
+		for i := range 20 {
+			name := device.ResourceName(fmt.Sprintf("junk.example/r%d", i))
+			r.plugins.stock(name, 1)
+			r.after(time.Second)
+			r.plugins.lose(name)
+			r.after(time.Second)
+			if _, err := r.Forget(name); err != nil {
+				t.Fatal(err)
+			}
+			r.after(time.Second)
+		}
+		if n := r.ResourceCount(); n != before {
+			t.Errorf("%d resources are kept, and %d before", n, before)
+		}
+	})
+}
+
+// The eviction of a pod with a failed device is tried again when the pod has ended, and its resource has been forgotten.
+func TestStillBroken_ResourceIsForgotten_IsFalse(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.RuntimeSynced(nil, nil)
+		r.Replace(nil)
+		r.plugins.stock(gpu, 2)
+		r.bind("a", app(gpu, 1))
+		r.plugins.stock(gpu, 2, 0)
+		r.after(time.Second)
+		if !r.StillBroken("a", gpu, "d0") {
+			t.Fatal("the device is not broken")
+		}
+		r.plugins.lose(gpu)
+		r.after(time.Second)
+		r.Drop("a")
+		r.after(5 * time.Second)
+		if _, err := r.Forget(gpu); err != nil {
+			t.Fatal(err)
+		}
+		r.after(time.Second)
+		if r.StillBroken("a", gpu, "d0") {
+			t.Error("the device of a forgotten resource is broken")
+		}
+	})
+}
+
+// Each container of a pod is looked at once when the resources are read, with the allocator's lock held.
+func TestResources_PodsOfManyContainers_CostLittle(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.RuntimeSynced(nil, nil)
+		r.Replace(nil)
+		r.plugins.stock(gpu, 8)
+		var demands []device.Demand
+		for k := range 4000 {
+			d := app(gpu, 1)
+			d.Container.Name, d.Blocked, d.Mistake = fmt.Sprint("c", k), device.NoClaim, "no claim"
+			demands = append(demands, d)
+		}
+		r.bind("evil", demands...)
+		r.after(time.Second)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		before := threadTime()
+		for range 10 {
+			r.Resources()
+		}
+		if took := threadTime() - before; took > 2*time.Second { // 4000 containers times 4000 took a minute
+			t.Errorf("ten readings took %v of the processor", took)
+		}
+	})
+}
+
+func threadTime() time.Duration {
+	var used unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_THREAD, &used)
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }

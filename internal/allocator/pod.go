@@ -383,7 +383,7 @@ func (a *Allocator) wakeLocked(r device.ResourceName, back bool) {
 		}
 		if !p.retry.IsZero() && !back {
 			if others < 0 {
-				others = a.table.Resources[r].UnrefusedCount(time.Now())
+				others = a.table.Resources.Of(r).UnrefusedCount(time.Now())
 			}
 			if p.wait.Reason != device.PluginError && p.wait.Reason != device.PluginSlow || p.complete() || others < most {
 				continue

@@ -479,7 +479,7 @@ func TestTheNumberWithLocalPods(t *testing.T) {
 		r.published(map[device.ResourceName]int{gpu: 2})
 
 		mirror := pod("m", app(gpu, 1))
-		mirror.Mirror = true
+		mirror.Pod.Name, mirror.Mirror = "a", true
 		r.Bind(mirror)
 		r.Bind(mirror)
 		r.published(map[device.ResourceName]int{gpu: 3})

@@ -78,12 +78,31 @@ func (p *pod) status() device.PodStatus {
 // awaits reports whether the pod waits for devices of a resource that the scheduler has not chosen, and may be assigned any that is free or
 // becomes free. A pod that could not be served if no other pod had a device takes none.
 func (p *pod) awaits(r device.ResourceName) bool {
-	if !p.active() || p.complete() || p.phase == waiting && !p.wait.Busy && lacking[p.wait.Reason] {
-		return false
+	return p.mayTake() && slices.ContainsFunc(p.demand.Demands, func(d device.Demand) bool { return takes(d, r) })
+}
+
+// eachAwaited yields the resources of which awaits is true, some of them several times.
+func (p *pod) eachAwaited(yield func(device.ResourceName) bool) {
+	if !p.mayTake() {
+		return
 	}
-	return slices.ContainsFunc(p.demand.Demands, func(d device.Demand) bool {
-		return d.Wants[r] > 0 && len(d.Fixed[r]) == 0 && (d.Mistake == "" || d.Blocked == device.Allocating)
-	})
+	for _, d := range p.demand.Demands {
+		for r := range d.Wants {
+			if takes(d, r) && !yield(r) {
+				return
+			}
+		}
+	}
+}
+
+// mayTake reports whether the pod waits, and may be assigned devices when they are free.
+func (p *pod) mayTake() bool {
+	return p.active() && !p.complete() && (p.phase != waiting || p.wait.Busy || !lacking[p.wait.Reason])
+}
+
+// takes reports whether any device of a resource will do for a container.
+func takes(d device.Demand, r device.ResourceName) bool {
+	return d.Wants[r] > 0 && len(d.Fixed[r]) == 0 && (d.Mistake == "" || d.Blocked == device.Allocating)
 }
 
 // lacking are the reasons of pods that the node's devices do not suffice for, unless other pods have them. Where a plugin is missing they lack those of
@@ -112,10 +131,8 @@ func (a *Allocator) containersLocked(p *pod) (names []string, sidecars int) {
 		return p.demand.Containers, p.demand.Sidecars
 	}
 	if p.demand.Local {
-		for _, m := range a.mirrors {
-			if m.Pod.Namespace == p.demand.Pod.Namespace && m.Pod.Name == p.demand.Pod.Name {
-				return m.Containers, m.Sidecars
-			}
+		if m, is := a.mirrorOfLocked(p); is {
+			return m.Containers, m.Sidecars
 		}
 	}
 	for _, d := range p.demand.Demands {
@@ -130,22 +147,22 @@ func (a *Allocator) containersLocked(p *pod) (names []string, sidecars int) {
 func (a *Allocator) Resources() device.Resources {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	hidden, awaited := a.hiddenFromSchedulerLocked(), map[device.ResourceName]*pod{}
+	mirrored, awaited := a.mirroredLocked(), map[device.ResourceName]*pod{}
+	hidden := a.hiddenFromSchedulerLocked(mirrored)
 	for _, p := range a.waiting {
-		for _, d := range p.demand.Demands {
-			for r := range d.Wants {
-				if first := awaited[r]; p.awaits(r) && (first == nil || p.demand.Created.Before(first.demand.Created)) {
-					awaited[r] = p
-				}
+		p.eachAwaited(func(r device.ResourceName) bool {
+			if first := awaited[r]; first == nil || p.demand.Created.Before(first.demand.Created) {
+				awaited[r] = p
 			}
-		}
+			return true
+		})
 	}
 	all := device.Resources{ByName: make(map[device.ResourceName]device.ResourceStatus, len(a.table.Resources)), PodsListed: a.podsListed, Retired: a.retiredLocked()}
 	for r, p := range a.table.Resources {
 		if !a.knownLocked(r) {
 			continue
 		}
-		s := device.ResourceStatus{Withdrawn: a.withdrawnLocked(r), Cordoned: a.inForce[r], Capacity: p.Capacity(hidden[r], a.podsListed), Requested: p.Requests, Unlisted: p.Unlisted(), Refused: p.AllRefused()}
+		s := device.ResourceStatus{Withdrawn: a.withdrawnLocked(r), Cordoned: a.inForce[r], Capacity: p.Capacity(hidden[r], mirrored[r], a.podsListed), Requested: p.Requests + mirrored[r], Unlisted: p.Unlisted(), Refused: p.AllRefused()}
 		if by := awaited[r]; by != nil {
 			s.Awaited = by.demand.Pod
 		}

@@ -234,7 +234,7 @@ func (w *renaming) check() error {
 			most++
 		}
 	}
-	if n := p.Capacity(0, true); n > max(most, p.admitted) {
+	if n := p.Capacity(0, 0, true); n > max(most, p.admitted) {
 		return fmt.Errorf("the Node shows %d devices, and there are %d", n, most)
 	}
 	return p.Check()

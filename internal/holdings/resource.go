@@ -35,12 +35,12 @@ func (p *Resource) HasBroken(id device.ID, pod device.PodUID) bool {
 }
 
 // Capacity returns the number that the Node shows: see placement. Unlisted devices that no container has used since the boot do not
-// count: their pods are granted listed ones. The requests of admitted pods count once the API server has listed the node's pods.
+// count: their pods are granted listed ones. The requests of admitted pods, and mirrored ones of static pods, count once the API server has listed the node's pods.
 // Until then some pods are known only from the state file and may be gone, and the publisher lowers no capacity.
-func (p *Resource) Capacity(hidden int, podsListed bool) int {
+func (p *Resource) Capacity(hidden, mirrored int, podsListed bool) int {
 	admitted := 0
 	if podsListed {
-		admitted = p.admitted
+		admitted = p.admitted + mirrored
 	}
 	claimed := 0
 	for id, by := range p.claimed {
