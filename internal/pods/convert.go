@@ -26,6 +26,7 @@ type podState struct {
 	account string // its service account's name
 	// confined: it has nothing of the host's.
 	confined bool
+	mirror   bool // it looks like a mirror pod, of which the kubelet runs no container
 	ended    bool // the phase is terminal: no container runs again
 }
 
@@ -47,6 +48,7 @@ func (r reader) pod(obj any) (podState, bool) {
 		node:     p.Spec.NodeName,
 		account:  p.Spec.ServiceAccountName,
 		confined: confined(p),
+		mirror:   mirrored(p),
 		ended:    ended(p),
 		demand: device.PodDemand{
 			Pod:     device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name},

@@ -12,6 +12,8 @@ const (
 	maxNames    = 64        // extended resources of one pod
 	maxPodSize  = 256 << 10 // bytes of one pod's requests, as size counts them
 	maxPodsSize = 128 << 20 // of all pods of the node together
+	// maxMirrorsSize is that of mirror pods. Others may be forged and, unlike pods that the kubelet runs, as many as the API server takes.
+	maxMirrorsSize = 16 << 20
 )
 
 // bounded returns the demand of a pod within the limits. A pod beyond them keeps its containers that request devices, which wait.

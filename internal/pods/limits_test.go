@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -125,5 +127,73 @@ func TestLimit_OfAllPods(t *testing.T) {
 	}
 	if s.size != sum {
 		t.Errorf("the store counts %d bytes, and the demands have %d", s.size, sum)
+	}
+}
+
+// fat is a pod that takes nearly as much as one may.
+func fat(name string, edit ...func(*corev1.Pod)) *corev1.Pod {
+	p := newPod(name, container("c", "made.up/r", "1"))
+	p.ResourceVersion = "1"
+	p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: strings.Repeat("X", maxPodSize-24<<10)}}
+	for _, f := range edit {
+		f(p)
+	}
+	return p
+}
+
+func fill(s *store, edit ...func(*corev1.Pod)) (all []any) {
+	for i := range 2 * maxPodsSize / maxPodSize {
+		p := fat(fmt.Sprintf("fat%05d", i), edit...)
+		all = append(all, p)
+		_ = s.Add(p)
+	}
+	return all
+}
+
+// The kubelet ends pods that are too many for it, but not pods that look like mirror pods and have a finalizer.
+func TestLimit_ForgedMirrorPods_LeaveRoomForOthers(t *testing.T) {
+	t.Parallel()
+	d := newDiary()
+	s := newStore(reader{}, d)
+	fill(s, func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} })
+	_ = s.Add(newPod("honest", container("c", "a.example/gpu", "1")))
+	if n := len(d.bound); n > 1+maxMirrorsSize/(maxPodSize-32<<10) || d.bound["honest"].Pod.Name == "" {
+		t.Errorf("%d pods are known, among them the honest one: %v", n, d.bound["honest"].Pod.Name != "")
+	}
+}
+
+// Pods that were left out are older than one that is known, or that the kubelet has admitted. A full list follows, also of a devmgrd that has just started.
+func TestLimit_FullList_KeepsPodsThatRun(t *testing.T) {
+	t.Parallel()
+	d := newDiary()
+	s := newStore(reader{}, d)
+	honest := newPod("honest", container("c", "a.example/gpu", "1"))
+	honest.CreationTimestamp = metav1.NewTime(born.Add(time.Hour))
+	_ = s.Add(honest)
+	all := append(fill(s), any(honest))
+	_ = s.Replace(all, "2")
+	if d.bound["honest"].Pod.Name == "" {
+		t.Error("a pod that was known is dropped")
+	}
+	d = newDiary()
+	began := metav1.Now()
+	honest.Status.StartTime, honest.Status.ContainerStatuses = &began, []corev1.ContainerStatus{{Name: "c"}}
+	_ = newStore(reader{}, d).Replace(all, "2")
+	if d.bound["honest"].Pod.Name == "" {
+		t.Error("a pod that the kubelet has admitted is dropped at the start")
+	}
+}
+
+func TestLimit_PodsGrow_KeepTheirRequests(t *testing.T) {
+	t.Parallel()
+	d := newDiary()
+	s := newStore(reader{selectors: true}, d)
+	fill(s)
+	before := s.size
+	fill(s, func(p *corev1.Pod) {
+		p.Annotations = map[string]string{device.DevicesAnnotation: `{"c":{"made.up/r":{"use":["` + strings.Repeat("Y", 16_000) + `"]}}}`}
+	})
+	if s.size > maxPodsSize || s.size < before {
+		t.Errorf("the pods took %d bytes, and take %d of %d", before, s.size, maxPodsSize)
 	}
 }

@@ -15,10 +15,11 @@ type store struct {
 	reader reader
 	sink   Sink
 
-	mu   sync.Mutex // guards what follows; held while the Sink is called, never across I/O
-	pods map[device.PodUID]entry
-	size int                    // of all demands
-	left map[device.PodUID]bool // pods that the watch has delivered and that there was no room for
+	mu      sync.Mutex // guards what follows; held while the Sink is called, never across I/O
+	pods    map[device.PodUID]entry
+	size    int                    // of all demands but those of mirror pods
+	mirrors int                    // of these
+	left    map[device.PodUID]bool // pods that the watch has delivered and that there was no room for
 	// passed is the version up to which the watch has delivered everything.
 	passed uint64
 }
@@ -31,12 +32,14 @@ type entry struct {
 	account string
 	// confined: the pod has nothing of the host's.
 	confined bool
+	// mirror: it looks like a mirror pod.
+	mirror bool
 	// ahead is the version in which Fetch has read the pod; 0 once the watch has delivered it too.
 	ahead uint64
 }
 
 func entryOf(seen podState) entry {
-	return entry{demand: seen.demand, account: seen.account, confined: seen.confined}
+	return entry{demand: seen.demand, account: seen.account, confined: seen.confined, mirror: seen.mirror}
 }
 
 func newStore(r reader, to Sink) *store {
@@ -79,18 +82,23 @@ func (s *store) bindLocked(seen podState, ahead uint64) bool {
 // keepLocked takes a pod, unless it requests devices and all pods' demands would take too much. Then it stays unknown: it is fetched again each
 // time that the runtime creates a container of it.
 func (s *store) keepLocked(e *entry) bool {
-	uid := e.demand.Pod.UID
+	uid, sum, most := e.demand.Pod.UID, &s.size, maxPodsSize
+	if e.mirror {
+		sum, most = &s.mirrors, maxMirrorsSize
+	}
 	was, known := s.pods[uid]
 	e.size = size(e.demand)
-	if !known && s.size+e.size > maxPodsSize {
-		if len(e.demand.Demands) > 0 {
-			s.left[uid] = true
-			return false
-		}
+	switch full := *sum-was.size+e.size > most; {
+	case full && known && e.size > was.size: // an annotation has been changed
+		e.demand.Demands, e.demand.Containers, e.demand.Sidecars, e.size = was.demand.Demands, was.demand.Containers, was.demand.Sidecars, was.size
+	case full && !known && len(e.demand.Demands) > 0:
+		s.left[uid] = true
+		return false
+	case full && !known:
 		e.demand.Containers, e.demand.Sidecars = nil, 0
 		e.size = size(e.demand)
 	}
-	s.size += e.size - was.size
+	*sum += e.size - was.size
 	s.pods[uid] = *e
 	delete(s.left, uid)
 	return true
@@ -129,14 +137,18 @@ func (s *store) hasLocked(pod device.Pod) (has, taken bool) {
 func (s *store) dropLocked(pod device.Pod) {
 	delete(s.left, pod.UID)
 	if has, _ := s.hasLocked(pod); has {
-		s.size -= s.pods[pod.UID].size
+		if e := s.pods[pod.UID]; e.mirror {
+			s.mirrors -= e.size
+		} else {
+			s.size -= e.size
+		}
 		delete(s.pods, pod.UID)
 		s.sink.Drop(pod.UID)
 	}
 }
 
-// Replace receives a full list. Pods that Fetch has read in a newer version than the list's stay. Of several pods with one
-// UID the oldest counts.
+// Replace receives a full list. Pods that Fetch has read in a newer version than the list's stay. Those that are known come first, then those that the
+// kubelet has admitted: pods that were left out do not displace them. Of several pods with one UID the first counts, of new ones the oldest.
 func (s *store) Replace(list []any, version string) error {
 	at := kube.ParseVersion(version)
 	listed := make([]entry, 0, len(list))
@@ -145,13 +157,22 @@ func (s *store) Replace(list []any, version string) error {
 			listed = append(listed, entryOf(seen))
 		}
 	}
-	slices.SortFunc(listed, func(a, b entry) int {
-		return cmp.Or(a.demand.Created.Compare(b.demand.Created), cmp.Compare(a.demand.Pod.Namespace, b.demand.Pod.Namespace), cmp.Compare(a.demand.Pod.Name, b.demand.Pod.Name))
-	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.pods
-	s.pods, s.left, s.size, s.passed = map[device.PodUID]entry{}, map[device.PodUID]bool{}, 0, at
+	rank := func(e entry) int {
+		switch was, known := before[e.demand.Pod.UID]; {
+		case known && was.demand.Pod == e.demand.Pod:
+			return 0
+		case e.demand.Admitted:
+			return 1
+		}
+		return 2
+	}
+	slices.SortFunc(listed, func(a, b entry) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.demand.Created.Compare(b.demand.Created), cmp.Compare(a.demand.Pod.Namespace, b.demand.Pod.Namespace), cmp.Compare(a.demand.Pod.Name, b.demand.Pod.Name))
+	})
+	s.pods, s.left, s.size, s.mirrors, s.passed = map[device.PodUID]entry{}, map[device.PodUID]bool{}, 0, 0, at
 	var demands []device.PodDemand
 	keep := func(e entry) {
 		if _, taken := s.pods[e.demand.Pod.UID]; !taken && s.keepLocked(&e) {
