@@ -535,14 +535,12 @@ const unitPrefix = "devmgrd-release"
 
 // ofPod returns a function that reports whether a unit is of a command for a pod's devices.
 func ofPod(uid device.PodUID) func(unit string) bool {
-	prefix := strings.TrimSuffix(units.Name(unitPrefix, string(uid), ""), ".service")
-	return func(unit string) bool { return strings.HasPrefix(unit, prefix) }
+	return func(unit string) bool { return units.Has(unit, unitPrefix, 0, string(uid)) }
 }
 
 // ofResource returns a function that reports whether a unit is of a resource's command.
 func ofResource(r device.ResourceName) func(unit string) bool {
-	suffix := units.Name("", string(r))
-	return func(unit string) bool { return strings.HasSuffix(unit, suffix) }
+	return func(unit string) bool { return units.Has(unit, unitPrefix, 1, string(r)) }
 }
 
 // runLocked starts the next command of a proof.

@@ -414,11 +414,11 @@ func TestCommand_Outcomes(t *testing.T) {
 	}{
 		"succeeds":           {[]any{units.Outcome{}}, "free", false, 1},
 		"asks for more time": {[]any{units.Outcome{Code: 75}, units.Outcome{Code: 75}, units.Outcome{}}, "free", false, 3},
-		"asks for ever":      {[]any{units.Outcome{Code: 75}}, "release.command of vendor.example/gpu asks for more time (exit code 75); see journalctl -u devmgrd-release-a-vendor.example:gpu.service", false, 0},
+		"asks for ever":      {[]any{units.Outcome{Code: 75}}, "release.command of vendor.example/gpu asks for more time (exit code 75); see journalctl -u devmgrd-release-a::vendor.example:gpu.service", false, 0},
 		"systemd is away":    {[]any{errors.New("systemd does not answer"), units.Outcome{}}, "free", false, 2},
-		"fails":              {[]any{units.Outcome{Code: 3}, units.Outcome{}}, "release.command of vendor.example/gpu has failed with exit code 3; see journalctl -u devmgrd-release-a-vendor.example:gpu.service", true, 1},
-		"is killed":          {[]any{units.Outcome{Signal: "killed"}}, "release.command of vendor.example/gpu was ended by signal killed; see journalctl -u devmgrd-release-a-vendor.example:gpu.service", true, 1},
-		"hangs":              {[]any{units.Outcome{TimedOut: true}}, "release.command of vendor.example/gpu has not ended within release.timeout; see journalctl -u devmgrd-release-a-vendor.example:gpu.service", true, 1},
+		"fails":              {[]any{units.Outcome{Code: 3}, units.Outcome{}}, "release.command of vendor.example/gpu has failed with exit code 3; see journalctl -u devmgrd-release-a::vendor.example:gpu.service", true, 1},
+		"is killed":          {[]any{units.Outcome{Signal: "killed"}}, "release.command of vendor.example/gpu was ended by signal killed; see journalctl -u devmgrd-release-a::vendor.example:gpu.service", true, 1},
+		"hangs":              {[]any{units.Outcome{TimedOut: true}}, "release.command of vendor.example/gpu has not ended within release.timeout; see journalctl -u devmgrd-release-a::vendor.example:gpu.service", true, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -677,8 +677,8 @@ func TestRun_CommandsOfAnEarlierProcess_AreEndedFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{outcome: func(string) (units.Outcome, error) { return units.Outcome{}, nil }}
 		u := &commandUnits{run: w.run, away: time.Second, left: map[string]time.Duration{
-			"devmgrd-release-a-vendor.example:gpu.service": 3 * time.Second,
-			"devmgrd-release-c-vendor.example:nic.service": time.Hour, // in the kernel
+			"devmgrd-release-a::vendor.example:gpu.service": 3 * time.Second,
+			"devmgrd-release-c::vendor.example:nic.service": time.Hour, // in the kernel
 		}}
 		g := start(t, w, commands("/reset"), func(c *Config) { c.Units = u })
 		g.Release(gone("a", gpu, 1))
@@ -722,5 +722,21 @@ func TestRun_CommandsOfAnEarlierProcess_AreEndedFirst(t *testing.T) {
 		if expect(t, g, gone("d", nic, 3), "free"); g.Running("c") {
 			t.Error("the command for c has ended")
 		}
+	})
+}
+
+// The name of another resource, and the UID of another pod, end or begin like those at hand.
+func TestRun_CommandLeftForALongerName_DelaysNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{outcome: func(string) (units.Outcome, error) { return units.Outcome{}, nil }}
+		u := &commandUnits{run: w.run, left: map[string]time.Duration{units.Name(unitPrefix, "a-b", "evil-"+string(gpu)): time.Hour}}
+		g := start(t, w, commands("/reset"), func(c *Config) { c.Units = u })
+		synctest.Wait()
+		if g.Running("a") || !g.Running("a-b") {
+			t.Errorf("a command is said to run for pod a: %v, for pod a-b: %v", g.Running("a"), g.Running("a-b"))
+		}
+		g.Release(gone("a", gpu, 1))
+		time.Sleep(time.Minute)
+		expect(t, g, gone("a", gpu, 1), "free")
 	})
 }

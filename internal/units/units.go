@@ -38,13 +38,22 @@ const stopLimit = 5 * time.Second
 // description begins the description of each unit.
 const description = "command of devmgrd: "
 
-// Name returns the name of a service: prefix, and a plain form of what distinguishes it. systemd takes 255 bytes.
+// between separates the parts of a unit's name.
+const between = "::"
+
+// Name returns the name of a service: prefix, and a plain form of each part that distinguishes it. systemd takes 255 bytes.
 func Name(prefix string, parts ...string) string {
-	name := prefix
-	for _, part := range parts {
-		name += "-" + plain(part, 100)
+	plains := make([]string, len(parts))
+	for i, part := range parts {
+		plains[i] = plain(part, 100)
 	}
-	return name + ".service"
+	return prefix + "-" + strings.Join(plains, between) + ".service"
+}
+
+// Has reports whether part is the part of that number in a name that Name has made with prefix.
+func Has(unit, prefix string, number int, part string) bool {
+	parts := strings.Split(strings.TrimSuffix(strings.TrimPrefix(unit, prefix+"-"), ".service"), between)
+	return number < len(parts) && parts[number] == plain(part, 100)
 }
 
 // plain returns s with letters, digits, and - _ . : alone, and at most most bytes. A colon stands for a slash, so that two resources never have one

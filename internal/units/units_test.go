@@ -24,7 +24,7 @@ func (s *systemd) runs(ctx context.Context) <-chan run {
 }
 
 func TestName(t *testing.T) {
-	if got := units.Name("devmgrd-release", "1-a", "vendor.example/gpu"); got != "devmgrd-release-1-a-vendor.example:gpu.service" {
+	if got := units.Name("devmgrd-release", "1-a", "vendor.example/gpu"); got != "devmgrd-release-1-a::vendor.example:gpu.service" {
 		t.Error(got)
 	}
 	long := units.Name("devmgrd-release", strings.Repeat("u", 200)+"/", strings.Repeat("r", 300))
