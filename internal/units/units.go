@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -38,6 +39,9 @@ const stopLimit = 5 * time.Second
 // description begins the description of each unit.
 const description = "command of devmgrd: "
 
+// maxPart is the length of a part of a unit's name.
+const maxPart = 100
+
 // between separates the parts of a unit's name.
 const between = "::"
 
@@ -45,7 +49,7 @@ const between = "::"
 func Name(prefix string, parts ...string) string {
 	plains := make([]string, len(parts))
 	for i, part := range parts {
-		plains[i] = plain(part, 100)
+		plains[i] = plain(part)
 	}
 	return prefix + "-" + strings.Join(plains, between) + ".service"
 }
@@ -53,28 +57,26 @@ func Name(prefix string, parts ...string) string {
 // Has reports whether part is the part of that number in a name that Name has made with prefix.
 func Has(unit, prefix string, number int, part string) bool {
 	parts := strings.Split(strings.TrimSuffix(strings.TrimPrefix(unit, prefix+"-"), ".service"), between)
-	return number < len(parts) && parts[number] == plain(part, 100)
+	return number < len(parts) && parts[number] == plain(part)
 }
 
-// plain returns s with letters, digits, and - _ . : alone, and at most most bytes. A colon stands for a slash, so that two resources never have one
-// name. A text that has lost something ends in a hash.
-func plain(s string, most int) string {
-	lost := false
+// kept matches texts that plain keeps. Names of resources do, unless they are too long. None becomes a form with "::" or ":-".
+var kept = regexp.MustCompile(`^[\w.-]+(/\w[\w.-]*)*$`)
+
+// plain returns s with letters, digits, and - _ . : alone, and at most maxPart bytes. Different texts have different forms: a colon stands for a slash,
+// and a text that loses something ends in ":-" and a hash.
+func plain(s string) string {
+	if len(s) <= maxPart && kept.MatchString(s) {
+		return strings.ReplaceAll(s, "/", ":")
+	}
 	short := strings.Map(func(c rune) rune {
-		switch {
-		case c == '/':
-			return ':'
-		case c == '-' || c == '_' || c == '.' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z':
+		if c == '-' || c == '_' || c == '.' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' {
 			return c
 		}
-		lost = true
 		return '-'
 	}, s)
-	if !lost && len(short) <= most {
-		return short
-	}
 	sum := sha256.Sum256([]byte(s))
-	return short[:min(len(short), most-17)] + "-" + hex.EncodeToString(sum[:8])
+	return short[:min(len(short), maxPart-18)] + ":-" + hex.EncodeToString(sum[:8])
 }
 
 // Run runs argv as a unit of that name, whose environment has env ("NAME=value"), and returns when systemd says that the unit has

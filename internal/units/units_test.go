@@ -45,6 +45,32 @@ func TestName_ResourcesThatDifferInPunctuation_DifferentUnits(t *testing.T) {
 	}
 }
 
+// A resource whose name is the short form of a longer one is apart from it.
+func TestName_ResourceNamedAfterALongName_DifferentUnits(t *testing.T) {
+	long := "accelerators.platform.infrastructure.example.com/" + strings.Repeat("a", 60)
+	unit := units.Name("devmgrd-health", long)
+	form := strings.TrimSuffix(strings.TrimPrefix(unit, "devmgrd-health-"), ".service")
+	for _, other := range []string{form, strings.ReplaceAll(form, ":", "/"), strings.Replace(form, ":", "/", 1)} {
+		if other != long && units.Name("devmgrd-health", other) == unit {
+			t.Errorf("%s and %s are both %s", long, other, unit)
+		}
+	}
+}
+
+// Texts around the separators of a name's parts do not move from one part to the next.
+func TestHas_SeparatorsInParts_ComparesWholeParts(t *testing.T) {
+	for _, parts := range [][]string{{"a", "b/c"}, {"a:", "b"}, {"a/", "/b"}, {"a::b", "c"}, {"", "a"}, {"a-", ":b:"}} {
+		unit := units.Name("devmgrd-release", parts...)
+		for number := range 3 {
+			for _, part := range []string{"a", "b", "c", "b/c", "a/", "/b", "a:", "a-", ":b:", "a::b", ""} {
+				if want := number < len(parts) && parts[number] == part; units.Has(unit, "devmgrd-release", number, part) != want {
+					t.Errorf("%s has %q as its part %d: want %v", unit, part, number, want)
+				}
+			}
+		}
+	}
+}
+
 func TestRun_Results(t *testing.T) {
 	for name, c := range map[string]struct {
 		ends func(*systemd)
