@@ -19,7 +19,7 @@ import (
 )
 
 // releaseGate returns what proves that the devices of ended pods are free.
-func releaseGate(c config.Release, plugin func(device.ResourceName) string, runtime func() *nri.Connection, log *slog.Logger, metrics prometheus.Registerer) *release.Gate {
+func releaseGate(c config.Release, plugin func(device.ResourceName) units.Plugin, runtime func() *nri.Connection, log *slog.Logger, metrics prometheus.Registerer) *release.Gate {
 	return release.New(release.Config{
 		Openers:     func(r device.ResourceName) bool { return c.Level(string(r)) == config.Openers },
 		Command:     func(r device.ResourceName) []string { return c.Argv(string(r)) },
@@ -39,9 +39,12 @@ func releaseGate(c config.Release, plugin func(device.ResourceName) string, runt
 	})
 }
 
-// pluginOf returns a function that returns the pod of a resource's plugin. Plugins of the host count as one.
-func pluginOf(registrations func() map[device.ResourceName]device.Registration) func(device.ResourceName) string {
-	return func(r device.ResourceName) string { return string(registrations()[r].Pod.UID) }
+// pluginOf returns a function that returns a resource's plugin. Those of the common directory differ in their sockets only.
+func pluginOf(registrations func() map[device.ResourceName]device.Registration) func(device.ResourceName) units.Plugin {
+	return func(r device.ResourceName) units.Plugin {
+		of := registrations()[r]
+		return units.Plugin{Pod: string(of.Pod.UID), Socket: of.Endpoint}
+	}
 }
 
 // openersIdle is how long RunOpeners waits for another request if systemd has started the process for one.

@@ -52,7 +52,7 @@ type Config struct {
 	// Command returns the command that examines a resource's devices; empty: there is none.
 	Command func(device.ResourceName) []string
 	// Plugin returns the plugin of a resource: each has its share of the commands that run at once. nil: all resources have one.
-	Plugin   func(device.ResourceName) string
+	Plugin   func(device.ResourceName) units.Plugin
 	Interval time.Duration // from one round through the devices of a resource to the next
 	Timeout  time.Duration // of a command
 	Devices  Devices
@@ -155,9 +155,9 @@ func (e *Examiner) round(ctx context.Context, r device.ResourceName, argv []stri
 	}
 }
 
-func (e *Examiner) plugin(r device.ResourceName) string {
+func (e *Examiner) plugin(r device.ResourceName) units.Plugin {
 	if e.Plugin == nil {
-		return ""
+		return units.Plugin{}
 	}
 	return e.Plugin(r)
 }

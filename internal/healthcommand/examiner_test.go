@@ -244,11 +244,11 @@ func (m *many) examineAll(t *testing.T) *prometheus.Registry {
 	metrics := prometheus.NewRegistry()
 	e := healthcommand.New(healthcommand.Config{
 		Command: func(device.ResourceName) []string { return []string{"/bin/examine"} },
-		Plugin: func(r device.ResourceName) string {
+		Plugin: func(r device.ResourceName) units.Plugin {
 			if r == gpu {
-				return "an honest pod"
+				return units.Plugin{Pod: "honest"}
 			}
-			return "a pod with junk"
+			return units.Plugin{Pod: "junk"}
 		},
 		Interval: time.Minute, Timeout: 30 * time.Second, Devices: m, Units: m, Log: slog.New(slog.DiscardHandler), Metrics: metrics,
 	})

@@ -26,7 +26,7 @@ func (g *Gate) command(ctx context.Context, d device.Departure, r device.Resourc
 			return false, fmt.Errorf("release.command of %s cannot be told of %q: it has a space or a control character", r, text)
 		}
 	}
-	plugin := ""
+	var plugin units.Plugin
 	if g.Plugin != nil {
 		plugin = g.Plugin(r)
 	}

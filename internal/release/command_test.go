@@ -93,7 +93,9 @@ func TestCommand_SeveralRuns_AllAreRepeated(t *testing.T) {
 func TestCommand_ManyResources_FourAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{outcome: func(string) (units.Outcome, error) { return units.Outcome{}, nil }}
-		g := start(t, w, commands("/reset"), func(c *Config) { c.Plugin = func(r device.ResourceName) string { return string(r[:1]) } })
+		g := start(t, w, commands("/reset"), func(c *Config) {
+			c.Plugin = func(r device.ResourceName) units.Plugin { return units.Plugin{Socket: string(r[:1])} }
+		})
 		var all []device.Departure
 		for i := range 40 {
 			all = append(all, gone(device.PodUID(fmt.Sprint(i)), device.ResourceName(fmt.Sprint("junk.example/", i)), i))

@@ -75,7 +75,7 @@ type Config struct {
 	// Command returns the command that makes a resource's devices free for the next pod; empty: there is none.
 	Command func(device.ResourceName) []string
 	// Plugin returns the plugin of a resource: each has its share of the commands that run at once. nil: all resources have one.
-	Plugin  func(device.ResourceName) string
+	Plugin  func(device.ResourceName) units.Plugin
 	Timeout time.Duration // of a command
 	// Networks returns the files of a pod's network namespaces.
 	Networks func(device.PodUID) []string

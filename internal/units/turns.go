@@ -1,6 +1,7 @@
 package units
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -9,23 +10,31 @@ import (
 // atOnce is the number of commands that run at once.
 const atOnce = 4
 
-// Turns bounds how many commands run at once, whatever the number of resources. The next turn is of the plugin with the fewest running commands, so that
-// the many resources of one plugin do not delay those of another; among these, of the one that has waited longest. The zero value is ready to use.
+// A Plugin is whose commands take turns. Plugins of the common directory have no pod, and any of them may have many sockets.
+type Plugin struct {
+	Pod    string // its UID; empty: none
+	Socket string
+}
+
+// Turns bounds how many commands run at once, whatever the number of resources. The next turn is of the pod with the fewest running commands, then of the
+// socket with the fewest, so that the many resources of one plugin do not delay those of another; among these, of the one that has waited longest. The
+// zero value is ready to use.
 type Turns struct {
 	mu      sync.Mutex
-	running map[string]int // by plugin, without zeros
+	pods    map[string]int // running commands, without zeros
+	running map[Plugin]int // likewise
 	all     int            // their sum
 	waiting []*turn        // in the order of their calls; empty while less than atOnce run
 }
 
 // A turn is one that a command waits for.
 type turn struct {
-	plugin string
+	plugin Plugin
 	begun  chan struct{}
 }
 
 // Take waits for a turn. An error is the end of ctx; otherwise done ends the turn.
-func (t *Turns) Take(ctx context.Context, plugin string) (done func(), err error) {
+func (t *Turns) Take(ctx context.Context, plugin Plugin) (done func(), err error) {
 	one := &turn{plugin, make(chan struct{})}
 	t.mu.Lock()
 	t.waiting = append(t.waiting, one)
@@ -34,10 +43,7 @@ func (t *Turns) Take(ctx context.Context, plugin string) (done func(), err error
 	done = func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		if t.running[plugin]--; t.running[plugin] == 0 {
-			delete(t.running, plugin)
-		}
-		t.all--
+		t.countLocked(plugin, -1)
 		t.nextLocked()
 	}
 	select {
@@ -64,16 +70,27 @@ func (t *Turns) nextLocked() {
 	}
 	first := 0
 	for i, w := range t.waiting {
-		if t.running[w.plugin] < t.running[t.waiting[first].plugin] {
+		other := t.waiting[first].plugin
+		if cmp.Or(t.pods[w.plugin.Pod]-t.pods[other.Pod], t.running[w.plugin]-t.running[other]) < 0 {
 			first = i
 		}
 	}
 	next := t.waiting[first]
 	t.waiting = slices.Delete(t.waiting, first, first+1)
-	if t.running == nil {
-		t.running = map[string]int{}
-	}
-	t.running[next.plugin]++
-	t.all++
+	t.countLocked(next.plugin, 1)
 	close(next.begun)
+}
+
+// countLocked counts a command that begins or ends.
+func (t *Turns) countLocked(plugin Plugin, change int) {
+	if t.running == nil {
+		t.pods, t.running = map[string]int{}, map[Plugin]int{}
+	}
+	t.all += change
+	if t.pods[plugin.Pod] += change; t.pods[plugin.Pod] == 0 {
+		delete(t.pods, plugin.Pod)
+	}
+	if t.running[plugin] += change; t.running[plugin] == 0 {
+		delete(t.running, plugin)
+	}
 }
