@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
 
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
@@ -23,7 +25,8 @@ const (
 	maxWatchedSockets = 1024                  // that are called
 	maxFiles          = 16384                 // that are read, of all directories together
 	lull              = 20 * time.Millisecond // from the first event of a burst to the scan
-	idle              = 20                    // rest after a scan, as a multiple of its duration: a twentieth of one core at most
+	idle              = 20                    // rest after a scan, as a multiple of its CPU time: a twentieth of one core
+	maxRest           = 5 * time.Second       // after a scan: the largest ones take about that
 )
 
 // A pluginWatcher follows the registry directory, in which plugins put sockets and wait to be called. Its fields belong to Run.
@@ -104,9 +107,8 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 
 // look follows the sockets in the directory. On error nothing has changed.
 func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) error {
-	began := time.Now()
-	found, err := w.find(watch)
-	w.rested = time.Now().Add(idle * time.Since(began))
+	found, cpu, err := w.measure(watch)
+	w.rested = time.Now().Add(min(idle*cpu, maxRest))
 	if err != nil {
 		return err
 	}
@@ -175,6 +177,22 @@ func (w *pluginWatcher) start(ctx context.Context, path string, file fs.FileInfo
 		defer first()
 		c.Run(ctx, first)
 	})
+}
+
+// measure is find, with its CPU time: a scan that the machine holds up costs what others cost.
+func (w *pluginWatcher) measure(watch func(dir string) error) (map[string]fs.FileInfo, time.Duration, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	began := threadTime()
+	found, err := w.find(watch)
+	return found, threadTime() - began, err
+}
+
+// threadTime returns the CPU time of the calling thread.
+func threadTime() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) // it fails for bad arguments only
+	return time.Duration(t.Nano())
 }
 
 // find returns the sockets in the directory and below, and watches each directory before it reads it. Like the kubelet it ignores
