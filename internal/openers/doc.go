@@ -36,7 +36,7 @@
 // The first two kinds are looked at again at the end of the scan, which waits up to 1 s for those that exit: their end is an event of their
 // pidfd. Most Unknowns are gone by then, such as the children of a build.
 //
-// Each pod has a share of a scan, and so has each process outside of pods: 100 000 files, 16 lines of maps counting as one. One Unknown
+// Each pod has a share of a scan, and so has each process outside of pods: 20 000 files, 16 lines of maps counting as one. One Unknown
 // stands for its pod, whose further processes the scan leaves out: a pod cannot make the scan long, block more than one of its threads,
 // or fill the list of Unknowns. Which devices an Unknown may hold is the caller's to say.
 //

@@ -224,6 +224,12 @@ func (f *finder) add(w *worker, process Process, holds []hold, reason string) (b
 	}
 	r.current = 0
 	r.files[w.pod] += w.spent
+	switch over := w.spent > max(w.left, 0); {
+	case over && w.pod == "":
+		r.scan.Over += w.spent
+	case over:
+		r.scan.Over += r.files[w.pod]
+	}
 	for _, h := range holds {
 		r.addOpener(process, h)
 	}

@@ -303,15 +303,15 @@ func TestFind_VeryManyFilesOfAPod_OthersAreSeen(t *testing.T) {
 	if want := "has more than 100 files open or mapped, with its pod's other processes"; scan.Unknown[0].Reason != want || scan.Unknown[0].Cgroup != "/kubepods/burstable/poda/0" {
 		t.Errorf("unknown is %+v, want %q", scan.Unknown[0], want)
 	}
-	if scan.Files > 120 {
-		t.Errorf("looked at %d files", scan.Files)
+	if scan.Files > 120 || scan.Over != 101 {
+		t.Errorf("looked at %d files, %d of them for a pod over its share", scan.Files, scan.Over)
 	}
 	p.process(300, "")
 	for fd := range 101 {
 		p.link("/dev/null", "300", "fd", strconv.Itoa(fd))
 	}
 	scan, err = f.find(t.Context(), []Device{full})
-	if err != nil || len(scan.Unknown) != 2 || by(discard{t}, scan, full, 90) != Mapped {
+	if err != nil || len(scan.Unknown) != 2 || by(discard{t}, scan, full, 90) != Mapped || scan.Over != 202 {
 		t.Errorf("with such a process outside of pods: %+v, %v", scan, err)
 	}
 }
@@ -325,7 +325,7 @@ func TestFind_VeryManyMappings_CountAgainstTheShare(t *testing.T) {
 	}
 	p.process(2, maps.String()) // none of which is in map_files
 	scan, err := Find(t.Context(), p.dir, []Device{full})
-	if err != nil || len(scan.Unknown) != 1 || scan.Files > maxFiles+10 {
+	if err != nil || len(scan.Unknown) != 1 || scan.Unknown[0].Reason != "has more than 20000 files open or mapped" || scan.Files > 20_010 {
 		t.Errorf("%d files, %+v, %v", scan.Files, scan.Unknown, err)
 	}
 }

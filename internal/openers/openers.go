@@ -13,8 +13,9 @@ const (
 	maxAllOpeners = 1024 // of all devices of a request, with their details
 	maxUnknown    = 64   // processes outside of pods whose devices are unknown
 
-	// maxFiles is each pod's share of a scan, and that of each process outside of pods. A scan of 110 such pods takes some 45 s.
-	maxFiles = 100_000
+	// maxFiles is each pod's share of a scan, and that of each process outside of pods. Honest ones have up to a few
+	// thousand. A scan of 110 pods that use up theirs takes some 20 s.
+	maxFiles = 20_000
 )
 
 // A Device is the kernel's identity of a device, which may have several nodes, under any names.
@@ -80,6 +81,7 @@ type Scan struct {
 	Namespace string        `json:"namespace,omitempty"` // of PIDs, such as a container's, as the scanning process's /proc names it: processes outside are not seen. Empty: the machine's first one
 	Processes int           `json:"processes"`           // that were looked at
 	Files     int           `json:"files"`               // descriptors and mapped files that were looked at
+	Over      int           `json:"over,omitempty"`      // of these, those of pods and processes that have used up their share
 	CPU       time.Duration `json:"cpu"`                 // user and system time, also of a scan that fails
 }
 

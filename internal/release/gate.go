@@ -27,6 +27,8 @@ const (
 	share = 20
 	// saved is the time whose part searches may take at once after a pause.
 	saved = time.Minute
+	// maxOver is the longest pause for what a search spends on pods and processes with too many files: these do not choose how long others wait.
+	maxOver = 10 * time.Second
 	// firstRetry and lastRetry are the shortest and the longest pause before a proof is tried again.
 	firstRetry, lastRetry = time.Second, time.Minute
 	// nodesLimit bounds the look at the nodes of one pod.
@@ -367,7 +369,7 @@ func (g *Gate) search(ctx context.Context, all []*proof) {
 		if earliest := time.Now().Add(-saved); g.rested.Before(earliest) {
 			g.rested = earliest
 		}
-		g.rested = g.rested.Add(share * one.CPU)
+		g.rested = g.rested.Add(pause(one))
 		g.mu.Unlock()
 		if err == nil && !g.seesAll(one) {
 			err = errors.New("devmgrd openers sees the processes of its own container only: it needs the host's PID namespace (hostPID: true)")
@@ -413,6 +415,15 @@ func (g *Gate) search(ctx context.Context, all []*proof) {
 			signal(g.changed)
 		}
 	}
+}
+
+// pause returns the time that a search takes off the next ones.
+func pause(s openers.Scan) time.Duration {
+	var over time.Duration
+	if s.Files > 0 {
+		over = time.Duration(float64(s.CPU) * float64(s.Over) / float64(s.Files))
+	}
+	return share*(s.CPU-over) + min(share*over, maxOver)
 }
 
 // seesAll reports whether a search has seen the processes of all containers: it was made in the machine's first PID namespace, or in

@@ -36,6 +36,8 @@ type world struct {
 	namespace string
 	err       error
 	cpu       time.Duration
+	files     int
+	over      int      // of files
 	searches  []string // the devices of each
 	runs      []string
 	running   int
@@ -50,7 +52,7 @@ func (w *world) Find(_ context.Context, all []openers.Device) (openers.Scan, err
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var names []string
-	scan := openers.Scan{CPU: w.cpu, Namespace: w.namespace, Unknown: w.unknown}
+	scan := openers.Scan{CPU: w.cpu, Files: w.files, Over: w.over, Namespace: w.namespace, Unknown: w.unknown}
 	for _, d := range all {
 		names = append(names, d.String())
 		scan.Openers = append(scan.Openers, w.holds[d.Minor]...)
@@ -738,5 +740,28 @@ func TestRun_CommandLeftForALongerName_DelaysNothing(t *testing.T) {
 		g.Release(gone("a", gpu, 1))
 		time.Sleep(time.Minute)
 		expect(t, g, gone("a", gpu, 1), "free")
+	})
+}
+
+// Twenty pods with very many files take ten times what all others take of a search.
+func TestSearch_VeryManyFilesOfSomePods_NextSearchComesSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{cpu: 11 * time.Second, files: 1_100_000, over: 1_000_000}
+		g := start(t, w)
+		g.Release(gone("a", gpu, 1))
+		synctest.Wait()
+		expect(t, g, gone("a", gpu, 1), "free")
+		// Of the minute before, 20 s for the others and 10 s for the pods are used up.
+		for i, after := range []time.Duration{0, 0, 30 * time.Second, 30 * time.Second} {
+			d := gone(device.PodUID(fmt.Sprint("b", i)), gpu, 2+i)
+			began := time.Now()
+			g.Release(d)
+			for synctest.Wait(); g.Release(d) != nil; synctest.Wait() {
+				time.Sleep(time.Second)
+			}
+			if took := time.Since(began); took > after {
+				t.Errorf("search %d comes after %v, want %v", i, took, after)
+			}
+		}
 	})
 }
