@@ -129,7 +129,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Log:             logFor("allocator"),
 		Metrics:         metrics,
 	})
-	offered := newOffering(c.DRA, devices.Resources)
+	offered := newOffering(c.DRA, plugins)
 	plugins.MakeRoomWith(devices)
 	gate.Watch(devices)
 	examiner := healthcommand.New(healthcommand.Config{

@@ -1,9 +1,11 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -27,16 +29,25 @@ import (
 // An offering says which resources are offered through claims: those of dra.resources that do not have too many devices. A list without
 // devices changes nothing: some plugins send one first at each start.
 type offering struct {
-	config    config.DRA
-	resources func() device.Resources
+	config config.DRA
+	offers offers
 
-	mu    sync.Mutex
-	over  map[device.ResourceName]bool // too many devices, by the last list with devices
-	pools map[device.ResourceName]int  // of the resources that are offered, by the same list
+	mu       sync.Mutex
+	revision uint64                       // of the offers that have been counted
+	over     map[device.ResourceName]bool // too many devices, by the last list with devices
+	pools    map[device.ResourceName]int  // of the resources that are offered, by the same list
 }
 
-func newOffering(c config.DRA, resources func() device.Resources) *offering {
-	return &offering{config: c, resources: resources, over: map[device.ResourceName]bool{}, pools: map[device.ResourceName]int{}}
+// offers are the plugins' lists, from the registry and not from the allocator: claimed is asked for each resource of each pod, by readers that hold locks
+// of their own.
+type offers interface {
+	Offers() map[device.ResourceName]device.Offer
+	// Revision returns a number above zero, and a higher one once Offers may have changed.
+	Revision() uint64
+}
+
+func newOffering(c config.DRA, of offers) *offering {
+	return &offering{config: c, offers: of, over: map[device.ResourceName]bool{}, pools: map[device.ResourceName]int{}}
 }
 
 func (o *offering) claimed(r device.ResourceName) bool {
@@ -50,25 +61,47 @@ const fewPools = 256
 // that all resources would need the ResourceSlices of more than eight of the largest ones. A plugin chooses how many resources a pattern of
 // dra.resources matches, so those that are named come first, and then those that are offered already.
 func (o *offering) overMaxDevices(r device.ResourceName) int {
-	if !o.config.Offers(string(r)) {
-		return 0
-	}
-	all := o.resources().ByName
+	o.count()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for other := range o.pools {
-		if all[other].Offer == nil {
-			delete(o.pools, other)
-		}
-	}
-	for _, name := range o.config.Resources { // a pattern is the name of no resource
-		o.countLocked(device.ResourceName(name), all)
-	}
-	o.countLocked(r, all)
 	if o.over[r] {
 		return o.config.MaxDevices
 	}
 	return 0
+}
+
+// count counts the devices of all resources once for each change of the offers.
+func (o *offering) count() {
+	now := o.offers.Revision() // before the offers are read, so that no later change is missed
+	o.mu.Lock()
+	done := o.revision >= now
+	o.mu.Unlock()
+	if done {
+		return
+	}
+	all := o.offers.Offers()
+	maps.DeleteFunc(all, func(r device.ResourceName, _ device.Offer) bool { return !o.config.Offers(string(r)) })
+	gone := func(r device.ResourceName) bool { _, there := all[r]; return !there }
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.revision >= now {
+		return // another caller has read the same offers, or later ones
+	}
+	o.revision = now
+	maps.DeleteFunc(o.over, func(r device.ResourceName, _ bool) bool { return gone(r) })
+	maps.DeleteFunc(o.pools, func(r device.ResourceName, _ int) bool { return gone(r) })
+	rank := func(r device.ResourceName) int {
+		switch {
+		case o.named(r):
+			return 0
+		case o.pools[r] > 0:
+			return 1
+		}
+		return 2
+	}
+	for _, r := range slices.SortedFunc(maps.Keys(all), func(a, b device.ResourceName) int { return cmp.Or(rank(a)-rank(b), cmp.Compare(a, b)) }) {
+		o.countLocked(r, len(all[r].Inventory.Devices))
+	}
 }
 
 // named reports whether dra.resources has the resource's name, and not only a pattern.
@@ -77,13 +110,7 @@ func (o *offering) named(r device.ResourceName) bool {
 }
 
 // countLocked counts a resource's devices.
-func (o *offering) countLocked(r device.ResourceName, all map[device.ResourceName]device.ResourceStatus) {
-	offer := all[r].Offer
-	if offer == nil {
-		delete(o.over, r)
-		return
-	}
-	n := len(offer.Inventory.Devices)
+func (o *offering) countLocked(r device.ResourceName, n int) {
 	if n == 0 {
 		return
 	}

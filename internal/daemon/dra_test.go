@@ -2,21 +2,50 @@ package daemon
 
 import (
 	"fmt"
+	"maps"
 	"testing"
 
 	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
+// plugins are offers that a test sets.
+type plugins struct {
+	offers   map[device.ResourceName]device.Offer
+	revision uint64
+	reads    int
+}
+
+func newPlugins() *plugins {
+	return &plugins{offers: map[device.ResourceName]device.Offer{}, revision: 1}
+}
+
+func (p *plugins) Revision() uint64 { return p.revision }
+
+func (p *plugins) Offers() map[device.ResourceName]device.Offer {
+	p.reads++
+	return maps.Clone(p.offers)
+}
+
+func (p *plugins) list(r device.ResourceName, devices int) {
+	p.offers[r] = device.Offer{Inventory: device.Inventory{Devices: make([]device.Device, devices)}}
+	p.revision++
+}
+
+func (p *plugins) forget(r device.ResourceName) {
+	delete(p.offers, r)
+	p.revision++
+}
+
 // A plugin with too many devices lists none for a moment after each start: its resource stays a number of the Node.
 func TestOffering_FirstListIsEmpty_ChangesNothing(t *testing.T) {
 	const gpu, nic device.ResourceName = "a.example/gpu", "a.example/nic"
-	offers := map[device.ResourceName]device.ResourceStatus{}
-	o := newOffering(config.DRA{Resources: []string{string(gpu)}, MaxDevices: 2}, func() device.Resources { return device.Resources{ByName: offers} })
+	p := newPlugins()
+	o := newOffering(config.DRA{Resources: []string{string(gpu)}, MaxDevices: 2}, p)
 	expect := func(devices int, want bool) {
 		t.Helper()
-		offers[gpu] = device.ResourceStatus{Offer: &device.Offer{Inventory: device.Inventory{Devices: make([]device.Device, devices)}}}
-		offers[nic] = offers[gpu]
+		p.list(gpu, devices)
+		p.list(nic, devices)
 		if got := o.claimed(gpu); got != want || o.claimed(nic) {
 			t.Errorf("with %d devices it is offered through claims: %v; another one: %v", devices, got, o.claimed(nic))
 		}
@@ -31,7 +60,7 @@ func TestOffering_FirstListIsEmpty_ChangesNothing(t *testing.T) {
 	expect(2, true)
 	expect(0, true)
 	expect(3, false)
-	offers[gpu] = device.ResourceStatus{}
+	p.forget(gpu)
 	if !o.claimed(gpu) {
 		t.Error("the size of a forgotten resource is remembered")
 	}
@@ -40,19 +69,16 @@ func TestOffering_FirstListIsEmpty_ChangesNothing(t *testing.T) {
 // A plugin makes resources that a pattern matches, as many as it likes: they take the place of none that is offered or named.
 func TestOffering_ManyResourcesOfAPattern_PoolsHaveALimit(t *testing.T) {
 	const named, early device.ResourceName = "a.example/named", "vendor.example/early"
-	offers := map[device.ResourceName]device.ResourceStatus{}
-	o := newOffering(config.DRA{Resources: []string{"*", string(named)}, MaxDevices: 2048}, func() device.Resources { return device.Resources{ByName: offers} })
-	list := func(r device.ResourceName, devices int) {
-		offers[r] = device.ResourceStatus{Offer: &device.Offer{Inventory: device.Inventory{Devices: make([]device.Device, devices)}}}
-	}
-	list(early, 2048)
+	p := newPlugins()
+	o := newOffering(config.DRA{Resources: []string{"*", string(named)}, MaxDevices: 2048}, p)
+	p.list(early, 2048)
 	if !o.claimed(early) {
 		t.Error("the first resource is not offered")
 	}
 	claimed := 0
 	for i := range 255 {
 		junk := device.ResourceName(fmt.Sprint("junk.example/", i))
-		list(junk, 2048)
+		p.list(junk, 2048)
 		if o.claimed(junk) {
 			claimed++
 		} else if o.overMaxDevices(junk) != 2048 {
@@ -62,9 +88,9 @@ func TestOffering_ManyResourcesOfAPattern_PoolsHaveALimit(t *testing.T) {
 	if claimed != 7 || !o.claimed(early) {
 		t.Errorf("%d of the others are offered; the first %v", claimed, o.claimed(early))
 	}
-	list(named, 2048)
+	p.list(named, 2048)
 	claimed = 0
-	for r := range offers {
+	for r := range p.offers {
 		if o.claimed(r) {
 			claimed++
 		}
@@ -73,10 +99,31 @@ func TestOffering_ManyResourcesOfAPattern_PoolsHaveALimit(t *testing.T) {
 		t.Errorf("%d are offered with the named one: %v", claimed, o.claimed(named))
 	}
 	for i := range 255 {
-		delete(offers, device.ResourceName(fmt.Sprint("junk.example/", i)))
+		p.forget(device.ResourceName(fmt.Sprint("junk.example/", i)))
 	}
-	list("late.example/x", 2048)
+	p.list("late.example/x", 2048)
 	if !o.claimed("late.example/x") {
 		t.Error("resources that have been forgotten take places")
+	}
+}
+
+// Readers ask for each resource of the node, some of them while they hold a lock. Pods change what the allocator has as often as they like, and that
+// costs a reader nothing.
+func TestOffering_AskedForEachResource_ReadsTheListsOnce(t *testing.T) {
+	p := newPlugins()
+	o := newOffering(config.DRA{Resources: []string{"vendor.example/*"}, MaxDevices: 2048}, p)
+	for change := range 3 {
+		for i := range 32 {
+			p.list(device.ResourceName(fmt.Sprint("vendor.example/", i)), 8)
+		}
+		p.reads = 0
+		for r := range p.offers {
+			if !o.claimed(r) || o.overMaxDevices(r) > 0 {
+				t.Errorf("%s is not offered", r)
+			}
+		}
+		if p.reads != 1 {
+			t.Errorf("change %d: the lists were read %d times", change, p.reads)
+		}
 	}
 }

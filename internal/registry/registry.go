@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -86,7 +87,8 @@ type Registry struct {
 	sweepPause      time.Duration // between two sweeps of the socket directory
 	steadyTime      time.Duration // of serving, after which a series of restarts is over
 	changed         chan struct{}
-	failed          chan error // the registration service failed
+	revision        atomic.Uint64 // of the offers
+	failed          chan error    // the registration service failed
 
 	common      *directory
 	tree        *plugindir.Tree // nil: no pod has a directory of its own
@@ -321,7 +323,12 @@ func (r *Registry) Registrations() map[device.ResourceName]device.Registration {
 // Changed signals that Offers may have changed since the last receive.
 func (r *Registry) Changed() <-chan struct{} { return r.changed }
 
+// Revision returns a number above zero, and a higher one once Offers may have changed. It takes no lock.
+func (r *Registry) Revision() uint64 { return 1 + r.revision.Load() }
+
+// signal follows each change of what Offers returns, in the same critical section.
 func (r *Registry) signal() {
+	r.revision.Add(1)
 	select {
 	case r.changed <- struct{}{}:
 	default: // a pending signal covers this change too
