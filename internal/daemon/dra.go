@@ -174,7 +174,7 @@ func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, s
 		TooMany: func(r device.ResourceName) bool { return offered.overMaxDevices(r) > 0 },
 	})
 	all := dra.NewClaims(dra.ClaimsConfig{
-		NodeName: c.NodeName, Client: api, Sink: devices, Inventory: devices, Pool: publisher.Pool, Log: log,
+		NodeName: c.NodeName, Client: api, Sink: devices, Inventory: devices, Plugins: offered.offers, Pool: publisher.Pool, Log: log,
 		NeedsClaim: func(r device.ResourceName, created time.Time) (needs, known bool) {
 			since, uncounted, known := node.Uncounted(r)
 			return uncounted && created.After(since.Add(lateBinding)), known

@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,7 +25,7 @@ import (
 )
 
 const (
-	firstRead, lastRead = 200 * time.Millisecond, 10 * time.Second // pauses between attempts to read a pod's claims
+	firstRead, lastRead = 200 * time.Millisecond, time.Minute // pauses between attempts to read a pod's claims
 	readLimit           = 5 * time.Second
 	maxMistake          = 512
 )
@@ -37,11 +39,17 @@ type Sink interface {
 
 // Inventory is the devices of this node.
 type Inventory interface {
-	Resources() device.Resources
 	// Devices returns the devices of one resource; false: there is no such resource.
 	Devices(device.ResourceName) ([]device.DeviceStatus, bool)
-	// Updated returns a channel that is closed when either has changed since the call.
+	// Updated returns a channel that is closed when they have changed since the call.
 	Updated() <-chan struct{}
+}
+
+// Plugins are what the device plugins list. They have it before the Inventory does.
+type Plugins interface {
+	Offers() map[device.ResourceName]device.Offer
+	// Revision returns a number above zero, and a higher one once Offers may have changed.
+	Revision() uint64
 }
 
 // ClaimsConfig is what NewClaims needs.
@@ -50,6 +58,7 @@ type ClaimsConfig struct {
 	Client    rest.Interface // resource.k8s.io/v1
 	Sink      Sink
 	Inventory Inventory
+	Plugins   Plugins
 	// Pool returns the name of the pool that has a device.
 	Pool func(device.ResourceName, device.ID) string
 	// NeedsClaim reports whether a pod that was created at that time may have devices of a resource with a claim only; false: that is not
@@ -69,19 +78,23 @@ type Claims struct {
 	pods    map[device.PodUID]*claimingPod
 	changed chan struct{} // closed when pods has changed
 	index   index
+	turns   uint64            // of namespaces
+	last    map[string]uint64 // each namespace's last turn since no pod was due
 }
 
-// An index is the listed devices by their names in slices, until the Inventory changes: names are hashes, and a search for each device of
+// An index is the listed devices by their names in slices, until the lists change: names are hashes, and a search for each device of
 // each pod that waits would take seconds.
 type index struct {
-	until  <-chan struct{}
-	listed map[device.ResourceName]map[string][]device.ID
+	revision uint64
+	offers   map[device.ResourceName]device.Offer
+	listed   map[device.ResourceName]map[string][]device.ID
 }
 
 // A claimingPod is a pod of this node and what is known of its claims.
 type claimingPod struct {
 	demand   device.PodDemand // as the API server has it
 	claims   map[string]claim // by name, those that have been read
+	unread   []string         // the names of the others; replaced, never edited
 	found    map[result]found // the devices of results, once they have been listed
 	problem  string           // why the rest has not
 	tries    backoff.Backoff  // of reading them
@@ -134,7 +147,7 @@ type found struct {
 
 // NewClaims returns Claims. Run makes them read.
 func NewClaims(c ClaimsConfig) *Claims {
-	return &Claims{ClaimsConfig: c, kick: make(chan struct{}, 1), pods: map[device.PodUID]*claimingPod{}, changed: make(chan struct{})}
+	return &Claims{ClaimsConfig: c, kick: make(chan struct{}, 1), pods: map[device.PodUID]*claimingPod{}, changed: make(chan struct{}), last: map[string]uint64{}}
 }
 
 // Bind is part of Sink, as are Drop and Replace.
@@ -146,7 +159,7 @@ func (c *Claims) Bind(d device.PodDemand) {
 		p = newClaimingPod()
 		c.pods[d.Pod.UID] = p
 	}
-	p.demand = d
+	p.take(d)
 	c.resolveLocked(p)
 	c.Sink.Bind(p.resolved)
 	c.changedLocked()
@@ -171,7 +184,8 @@ func (c *Claims) Replace(all []device.PodDemand) {
 		if p == nil {
 			p = newClaimingPod()
 		}
-		c.pods[d.Pod.UID], p.demand = p, d
+		c.pods[d.Pod.UID] = p
+		p.take(d)
 		c.resolveLocked(p)
 		resolved = append(resolved, p.resolved)
 	}
@@ -199,13 +213,21 @@ func (c *Claims) changedLocked() {
 	}
 }
 
-// Run reads the claims of pods until ctx ends, which is not an error.
+// Run reads the claims of pods, and follows their devices, until ctx ends, which is not an error.
 func (c *Claims) Run(ctx context.Context) error {
-	for {
-		updated := c.Inventory.Updated() // before anything is looked up
-		next, waits := c.step(ctx)
-		if !waits {
-			updated = nil
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { c.readInTurn(ctx); return nil })
+	group.Go(func() error { c.follow(ctx); return nil })
+	return group.Wait()
+}
+
+// readInTurn reads the claims of one pod after the other.
+func (c *Claims) readInTurn(ctx context.Context) {
+	for ctx.Err() == nil {
+		pod, names, next := c.turn(time.Now())
+		if len(names) > 0 {
+			c.readPod(ctx, pod, names)
+			continue
 		}
 		var due <-chan time.Time
 		if !next.IsZero() {
@@ -213,60 +235,95 @@ func (c *Claims) Run(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return nil
 		case <-c.kick:
-		case <-updated:
-		case <-c.NodeChanged:
 		case <-due:
 		}
 	}
 }
 
-// step reads the claims that are due, and looks again for devices that were not known. It returns when to come again, and whether pods
-// wait for devices to become known.
-func (c *Claims) step(ctx context.Context) (next time.Time, waits bool) {
-	now := time.Now()
+// turn returns the pod whose claims are read next, and their names, or when to come again; zero: when a pod is bound. Namespaces take turns, so that a
+// tenant with many pods delays another one by one read. In a namespace new pods come first, and then those that have been due for longest.
+func (c *Claims) turn(now time.Time) (pod device.PodDemand, names []string, next time.Time) {
 	c.mu.Lock()
-	read := map[device.PodUID][]string{}
-	pods := map[device.PodUID]device.PodDemand{}
+	defer c.mu.Unlock()
+	var first *claimingPod
+	for _, p := range c.pods {
+		switch {
+		case len(p.unread) == 0:
+		case p.due.After(now):
+			next = sooner(next, p.due)
+		case first == nil || c.compareLocked(p, first) < 0:
+			first = p
+		}
+	}
+	if first == nil {
+		clear(c.last)
+		c.index = index{} // it may be large
+		return device.PodDemand{}, nil, next
+	}
+	c.turns++
+	c.last[first.demand.Pod.Namespace] = c.turns
+	return first.demand, first.unread, time.Time{}
+}
+
+// compareLocked orders pods that are due.
+func (c *Claims) compareLocked(a, b *claimingPod) int {
+	of, than := a.demand.Pod.Namespace, b.demand.Pod.Namespace
+	return cmp.Or(cmp.Compare(c.last[of], c.last[than]), cmp.Compare(of, than), a.due.Compare(b.due))
+}
+
+// readPod reads claims of a pod, and binds it again.
+func (c *Claims) readPod(ctx context.Context, pod device.PodDemand, names []string) {
+	got, err := c.readAll(ctx, pod, names)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.pods[pod.Pod.UID]
+	if p == nil {
+		return
+	}
+	p.learn(got)
+	if p.problem = ""; err != nil {
+		p.problem, p.due = err.Error(), time.Now().Add(p.tries.Next())
+	}
+	c.rebindLocked(p)
+}
+
+// follow looks again for devices that pods wait for.
+func (c *Claims) follow(ctx context.Context) {
+	for ctx.Err() == nil {
+		updated := c.Inventory.Updated() // before anything is looked up
+		c.look()
+		select {
+		case <-ctx.Done():
+		case <-updated:
+		case <-c.NodeChanged:
+		}
+	}
+}
+
+// look looks for the devices of each pod that waits. The lock is free between two pods: the watch of the pods, and with it the runtime's requests, wait
+// for it.
+func (c *Claims) look() {
+	c.mu.Lock()
+	var waiting []device.PodUID
 	for uid, p := range c.pods {
-		switch names := p.unread(); {
-		case len(names) == 0:
-		case now.Before(p.due):
-			if next.IsZero() || p.due.Before(next) {
-				next = p.due
-			}
-		default:
-			read[uid], pods[uid] = names, p.demand
+		if p.waits {
+			waiting = append(waiting, uid)
 		}
 	}
 	c.mu.Unlock()
-	for uid, names := range read {
-		got, err := c.readAll(ctx, pods[uid], names)
+	for _, uid := range waiting {
 		c.mu.Lock()
-		if p := c.pods[uid]; p != nil {
-			maps.Copy(p.claims, got)
-			if p.problem = ""; err != nil {
-				p.problem = err.Error()
-				p.due = time.Now().Add(p.tries.Next())
-				if next.IsZero() || p.due.Before(next) {
-					next = p.due
-				}
-			}
+		if p := c.pods[uid]; p != nil && p.waits {
 			c.rebindLocked(p)
 		}
 		c.mu.Unlock()
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, p := range c.pods {
-		if p.waits {
-			c.rebindLocked(p)
-			waits = waits || p.waits
-		}
+	if len(waiting) > 0 {
+		c.mu.Lock()
+		c.index = index{}
+		c.mu.Unlock()
 	}
-	c.index = index{} // it may be large
-	return next, waits
 }
 
 // rebindLocked binds a pod again if more is known of its claims.
@@ -279,16 +336,24 @@ func (c *Claims) rebindLocked(p *claimingPod) {
 	}
 }
 
-// unread returns the names of the pod's claims that have not been read.
-func (p *claimingPod) unread() (names []string) {
-	for _, d := range p.demand.Demands {
-		for _, use := range d.Claims {
-			if _, read := p.claims[use.Claim]; !read && use.Claim != "" && !slices.Contains(names, use.Claim) {
-				names = append(names, use.Claim)
+// take takes a pod's demand.
+func (p *claimingPod) take(d device.PodDemand) {
+	p.demand, p.unread = d, nil
+	seen := map[string]bool{"": true} // it has not been made yet
+	for _, of := range d.Demands {
+		for _, use := range of.Claims {
+			if _, read := p.claims[use.Claim]; !read && !seen[use.Claim] {
+				p.unread = append(p.unread, use.Claim)
 			}
+			seen[use.Claim] = true
 		}
 	}
-	return names
+}
+
+// learn takes claims that have been read.
+func (p *claimingPod) learn(got map[string]claim) {
+	maps.Copy(p.claims, got)
+	p.unread = slices.DeleteFunc(slices.Clone(p.unread), func(name string) bool { _, read := p.claims[name]; return read })
 }
 
 // readAll reads a pod's claims until one cannot be used, and returns those before it and why: a pod that was bound past the scheduler may
@@ -345,7 +410,8 @@ func (c *Claims) read(ctx context.Context, namespace, name string) (claim, error
 	return got, nil
 }
 
-// renew replaces what was read before of a claim that has been created again, or whose devices have been chosen again.
+// renew takes a claim that the kubelet's request has had read: a pod that waits for its turn has it at once, and one that had it has the new one if it has
+// been created again or its devices have been chosen again.
 func (c *Claims) renew(namespace, name string, now claim) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -353,8 +419,9 @@ func (c *Claims) renew(namespace, name string, now claim) {
 		if p.demand.Pod.Namespace != namespace || !now.isFor(p.demand) {
 			continue
 		}
-		if before, read := p.claims[name]; read && (before.uid != now.uid || !slices.Equal(before.results, now.results)) {
-			p.claims[name] = now
+		before, read := p.claims[name]
+		if slices.Contains(p.unread, name) || read && (before.uid != now.uid || !slices.Equal(before.results, now.results)) {
+			p.learn(map[string]claim{name: now})
 			c.rebindLocked(p)
 		}
 	}
@@ -483,7 +550,7 @@ func (c *Claims) find(one result) (found, bool) {
 	if at < 0 || err != nil {
 		return found{}, false
 	}
-	for r := range c.Inventory.Resources().ByName {
+	for r := range c.current().offers {
 		if PoolName(c.NodeName, r, k) != one.pool {
 			continue
 		}
@@ -498,23 +565,26 @@ func (c *Claims) find(one result) (found, bool) {
 	return found{}, false
 }
 
+// current returns the index of the plugins' current lists.
+func (c *Claims) current() index {
+	if now := c.Plugins.Revision(); c.index.revision != now { // before the lists are read
+		c.index = index{now, c.Plugins.Offers(), map[device.ResourceName]map[string][]device.ID{}}
+	}
+	return c.index
+}
+
 // listed returns the listed devices of a resource by their names.
 func (c *Claims) listed(r device.ResourceName) map[string][]device.ID {
-	if until := c.Inventory.Updated(); c.index.until != until { // before anything is read
-		c.index = index{until, map[device.ResourceName]map[string][]device.ID{}}
-	}
-	if c.index.listed[r] == nil {
+	of := c.current()
+	if of.listed[r] == nil {
 		named := map[string][]device.ID{}
-		all, _ := c.Inventory.Devices(r)
-		for _, d := range all {
-			if d.Listed {
-				name := Name(d.ID)
-				named[name] = append(named[name], d.ID)
-			}
+		for _, d := range of.offers[r].Inventory.Devices {
+			name := Name(d.ID)
+			named[name] = append(named[name], d.ID)
 		}
-		c.index.listed[r] = named
+		of.listed[r] = named
 	}
-	return c.index.listed[r]
+	return of.listed[r]
 }
 
 // devices returns the devices of a claim for its CDI files. Those that no plugin lists have no resource.

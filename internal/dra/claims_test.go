@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 const nic device.ResourceName = "a.example/nic"
@@ -35,6 +36,7 @@ type world struct {
 	away    bool
 	reads   int
 	devices map[device.ResourceName][]device.ID
+	lists   uint64
 	updated chan struct{}
 	node    chan struct{}
 	unread  bool   // the Node
@@ -57,7 +59,7 @@ func newWorld(t testing.TB) (*world, *Claims) {
 		t.Fatal(err)
 	}
 	return w, NewClaims(ClaimsConfig{
-		NodeName: "n1", Client: client, Sink: w, Inventory: w, Log: slog.New(slog.DiscardHandler),
+		NodeName: "n1", Client: client, Sink: w, Inventory: w, Plugins: w, Log: slog.New(slog.DiscardHandler),
 		Pool: func(r device.ResourceName, _ device.ID) string { return PoolName("n1", r, 0) },
 		NeedsClaim: func(r device.ResourceName, _ time.Time) (needs, known bool) {
 			w.mu.Lock()
@@ -117,18 +119,25 @@ func (w *world) list(r device.ResourceName, ids ...device.ID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.devices[r] = ids
+	w.lists++
 	close(w.updated)
 	w.updated = make(chan struct{})
 }
 
-func (w *world) Resources() device.Resources {
+func (w *world) Offers() map[device.ResourceName]device.Offer {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	all := device.Resources{ByName: map[device.ResourceName]device.ResourceStatus{}}
-	for r := range w.devices {
-		all.ByName[r] = device.ResourceStatus{}
+	all := map[device.ResourceName]device.Offer{}
+	for r, ids := range w.devices {
+		all[r] = device.Offer{Inventory: device.Inventory{Resource: r, Devices: lists.Map(ids, func(id device.ID) device.Device { return device.Device{ID: id, Healthy: true} })}}
 	}
 	return all
+}
+
+func (w *world) Revision() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return 1 + w.lists
 }
 
 func (w *world) Devices(r device.ResourceName) (all []device.DeviceStatus, known bool) {
@@ -469,4 +478,118 @@ func TestClaims_NamesOfPools(t *testing.T) {
 			t.Errorf("pool %q is found", pool)
 		}
 	}
+}
+
+// crowd binds that many pods of another namespace. Each names a claim that does not exist.
+func crowd(c *Claims, from, n int) {
+	for i := range n {
+		d := demand(device.PodUID(fmt.Sprint("crowd", from+i)), "main none")
+		d.Pod.Namespace = "crowd"
+		c.Bind(d)
+	}
+}
+
+func (w *world) readSoFar() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.reads
+}
+
+// Many pods name claims that do not exist. They delay the claim of a pod of another namespace by one read, and cost less as time goes by.
+func TestClaims_ManyPodsWithoutTheirClaims_OthersAreReadSoon(t *testing.T) {
+	t.Parallel()
+	const pods = 100
+	runClaims(t, func(w *world, c *Claims) {
+		w.answers = func() { time.Sleep(20 * time.Millisecond) }
+		defer func() { // the last reads end
+			c.Replace(nil)
+			time.Sleep(10 * time.Second)
+		}()
+		w.list(gpu, "1")
+		w.allocate("c", "a=a.example/gpu:1")
+		for i := range 3 { // new ones, in a queue of old ones
+			crowd(c, i*pods, pods)
+			before := w.readSoFar()
+			c.Bind(demand("p", "main c"))
+			for w.has("p") != "main gpu:[1] uncounted 1" {
+				time.Sleep(time.Millisecond)
+				synctest.Wait()
+				if w.readSoFar()-before > 3 {
+					t.Fatalf("the claim is not read before %d others", w.readSoFar()-before)
+				}
+			}
+			c.Drop("p")
+			time.Sleep(time.Second)
+		}
+		time.Sleep(5 * time.Minute)
+		before := w.readSoFar()
+		time.Sleep(time.Minute)
+		if n := w.readSoFar() - before; n > 3*3*pods {
+			t.Errorf("%d reads within a minute, for %d pods", n, 3*pods)
+		}
+	})
+}
+
+// In one namespace, a pod that has just been bound comes before those whose claims could not be read.
+func TestClaims_NewPodOfTheSameNamespace_ComesFirst(t *testing.T) {
+	t.Parallel()
+	_, c := newWorld(t)
+	old := time.Now()
+	for i := range 10 {
+		d := demand(device.PodUID(fmt.Sprint("old", i)), "main none")
+		c.Bind(d)
+		c.pods[d.Pod.UID].due = old.Add(-time.Duration(i) * time.Second)
+	}
+	c.Bind(demand("new", "main c"))
+	for _, want := range []device.PodUID{"new", "old9", "old8"} {
+		pod, names, _ := c.turn(old)
+		if pod.Pod.UID != want || len(names) != 1 {
+			t.Fatalf("the turn is that of %s, with %v, and not of %s", pod.Pod.UID, names, want)
+		}
+		c.Drop(want)
+	}
+}
+
+// The names of the claims are known once a pod is bound: to look whose turn it is costs the same for any number of names.
+func TestClaims_ManyNames_TurnDoesNotReadThem(t *testing.T) {
+	_, c := newWorld(t)
+	for i := range 100 {
+		container := "main"
+		for k := range 64 {
+			container += fmt.Sprint(" none", k)
+		}
+		c.Bind(demand(device.PodUID(fmt.Sprint("p", i)), container, strings.Replace(container, "main", "side", 1)))
+	}
+	for _, p := range c.pods {
+		if len(p.unread) != 64 {
+			t.Fatalf("%d names", len(p.unread))
+		}
+		p.due = time.Now().Add(time.Hour)
+	}
+	if n := testing.AllocsPerRun(10, func() { c.turn(time.Now()) }); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// The kubelet asks for a claim whose next read is far away: it exists by now.
+func TestClaims_KubeletAsksFirst_PodHasItsDevicesAtOnce(t *testing.T) {
+	t.Parallel()
+	runClaims(t, func(w *world, c *Claims) {
+		w.list(gpu, "1")
+		c.Bind(demand("p", "main c"))
+		time.Sleep(10 * time.Minute)
+		w.expect("p", "main ClaimUnknown")
+		w.allocate("c", "a=a.example/gpu:1")
+		got, err := c.read(context.Background(), "default", "c")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.renew("default", "c", got)
+		w.expect("p", "main gpu:[1] uncounted 1")
+		w.allocate("unused", "a=a.example/gpu:1")
+		c.renew("default", "unused", got)
+		if len(c.known()) != 1 {
+			t.Errorf("claims %v are known", c.known())
+		}
+	})
 }

@@ -174,13 +174,13 @@ func kindOf(c *corev1.Container) device.Kind {
 
 // demands returns the containers' requests, in the order in which the containers start. As in the kubelet's device manager,
 // ephemeral containers and pod overhead never have devices, and a container's limits count; its requests equal them for
-// extended resources.
+// extended resources. A static pod has no claims, so those of its mirror pod do not count.
 func (r reader) demands(p *corev1.Pod) []device.Demand {
 	var all []device.Demand
 	add := func(c *corev1.Container, kind device.Kind) {
 		wants := r.wants(p, c)
 		var claims []device.ClaimUse
-		if r.claims {
+		if r.claims && !mirrored(p) {
 			claims = claimsOf(p, c)
 		}
 		if wants == nil && claims == nil {

@@ -10,6 +10,7 @@ import (
 // resources that no plugin has. The kubelet keeps whole pods, and its own limit of pods is no limit for the API server.
 const (
 	maxNames    = 64        // extended resources of one pod
+	maxClaims   = 64        // ResourceClaims of one pod
 	maxPodSize  = 256 << 10 // bytes of one pod's requests, as size counts them
 	maxPodsSize = 128 << 20 // of all pods of the node together
 	// maxMirrorsSize is that of mirror pods. Others may be forged and, unlike pods that the kubelet runs, as many as the API server takes.
@@ -35,6 +36,8 @@ func excess(d device.PodDemand) string {
 	switch n := size(d); {
 	case names > maxNames:
 		return fmt.Sprintf("the pod requests %d extended resources, and may request %d", names, maxNames)
+	case claims(d) > maxClaims:
+		return fmt.Sprintf("the pod names %d ResourceClaims, and may name %d", claims(d), maxClaims)
 	case n > maxPodSize && len(d.Demands) > 0:
 		return fmt.Sprintf("the names of the resources, containers, variables, claims and volumes of the pod's containers take %d bytes, and may take %d", n, maxPodSize)
 	case n > maxPodSize:
@@ -52,6 +55,17 @@ func resources(d device.PodDemand) map[device.ResourceName]bool {
 		}
 	}
 	return names
+}
+
+// claims returns how many ResourceClaims a pod names.
+func claims(d device.PodDemand) int {
+	names := map[string]bool{}
+	for _, of := range d.Demands {
+		for _, use := range of.Claims {
+			names[use.Claim] = true
+		}
+	}
+	return len(names)
 }
 
 // size returns about how many bytes a demand takes in memory, with the allocator's tables of resources that only this pod names.

@@ -197,3 +197,43 @@ func TestLimit_PodsGrow_KeepTheirRequests(t *testing.T) {
 		t.Errorf("the pods took %d bytes, and take %d of %d", before, s.size, maxPodsSize)
 	}
 }
+
+func TestLimit_ClaimsOfOnePod(t *testing.T) {
+	t.Parallel()
+	for claims, want := range map[int]string{64: "", 65: "the pod names 65 ResourceClaims, and may name 64"} {
+		p := newPod("p", corev1.Container{Name: "a"}, corev1.Container{Name: "b"})
+		for i := range claims {
+			name := fmt.Sprint("claim", i)
+			p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{Name: name, ResourceClaimName: &name})
+			for k := range p.Spec.Containers {
+				p.Spec.Containers[k].Resources.Claims = append(p.Spec.Containers[k].Resources.Claims, corev1.ResourceClaim{Name: name})
+			}
+		}
+		s, _ := reader{claims: true}.pod(p)
+		if len(s.demand.Demands) != 2 {
+			t.Fatalf("%d containers are known", len(s.demand.Demands))
+		}
+		for _, d := range s.demand.Demands {
+			if d.Mistake != want || (d.Blocked == device.PodTooLarge) != (want != "") || want != "" && d.Claims != nil {
+				t.Errorf("%d claims: %q, %q, %d claims are known", claims, d.Blocked, d.Mistake, len(d.Claims))
+			}
+		}
+	}
+}
+
+// The kubelet never runs a mirror pod, and counts none: a tenant may have thousands of them.
+func TestMirrorPod_NamesAClaim_ClaimIsNotRead(t *testing.T) {
+	t.Parallel()
+	name := "claim"
+	p := newPod("p", corev1.Container{Name: "a", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: name}}}})
+	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: name, ResourceClaimName: &name}}
+	if s, _ := (reader{claims: true}).pod(p); len(s.demand.Demands) != 1 || len(s.demand.Demands[0].Claims) != 1 {
+		t.Fatalf("%+v", s.demand.Demands)
+	}
+	for _, own := range []string{"", "{}"} {
+		p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x", resourcesKey: own}
+		if s, _ := (reader{claims: true}).pod(p); len(s.demand.Demands) > 0 {
+			t.Errorf("%+v", s.demand.Demands)
+		}
+	}
+}
