@@ -3,11 +3,8 @@ package allocator_test
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -146,41 +143,12 @@ func TestStillBroken_ResourceIsForgotten_IsFalse(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.after(time.Second)
+		r.bind("b", app(gpu, 1)) // names it once more, and ends
+		r.after(time.Second)
+		r.Drop("b")
+		r.after(time.Second)
 		if r.StillBroken("a", gpu, "d0") {
 			t.Error("the device of a forgotten resource is broken")
 		}
 	})
-}
-
-// Each container of a pod is looked at once when the resources are read, with the allocator's lock held.
-func TestResources_PodsOfManyContainers_CostLittle(t *testing.T) {
-	t.Parallel()
-	run(t, func(r *harness) {
-		r.RuntimeSynced(nil, nil)
-		r.Replace(nil)
-		r.plugins.stock(gpu, 8)
-		var demands []device.Demand
-		for k := range 4000 {
-			d := app(gpu, 1)
-			d.Container.Name, d.Blocked, d.Mistake = fmt.Sprint("c", k), device.NoClaim, "no claim"
-			demands = append(demands, d)
-		}
-		r.bind("evil", demands...)
-		r.after(time.Second)
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		before := threadTime()
-		for range 10 {
-			r.Resources()
-		}
-		if took := threadTime() - before; took > 2*time.Second { // 4000 containers times 4000 took a minute
-			t.Errorf("ten readings took %v of the processor", took)
-		}
-	})
-}
-
-func threadTime() time.Duration {
-	var used unix.Rusage
-	_ = unix.Getrusage(unix.RUSAGE_THREAD, &used)
-	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
