@@ -46,7 +46,7 @@ func TestFind_FUSE(t *testing.T) {
 			text := c.line(t)
 			pid, err := strconv.Atoi(text)
 			if err != nil {
-				t.Skip("this machine has no FUSE:", text)
+				t.Fatal("the test needs FUSE (/dev/fuse, and the kernel's module): ", text)
 			}
 			state := func() string {
 				scan := find(t, full)
@@ -83,7 +83,7 @@ func TestFind_FUSEInodeIsBad_IsUnknown(t *testing.T) {
 	t.Cleanup(func() { os.Remove(dir) })
 	c := start(t, "bad", dir, as(&syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}))
 	if text := c.line(t); text != "ready" {
-		t.Skip("this machine has no FUSE:", text)
+		t.Fatal("the test needs FUSE (/dev/fuse, and the kernel's module): ", text)
 	}
 	scan := find(t, full)
 	i := slices.IndexFunc(scan.Unknown, func(u Unknown) bool { return u.PID == c.Process.Pid })
