@@ -457,9 +457,12 @@ func TestRun_FilesChangedByOthers_AreWrittenAgain(t *testing.T) {
 			text, err := os.ReadFile(path)
 			return errors.Join(err, os.WriteFile(path, []byte(strings.ReplaceAll(string(text), "GPU=x", "GPU=all")), 0o600))
 		},
-		"emptied":           func() error { return os.Truncate(path, 0) },
-		"renamed":           func() error { return os.Rename(path, filepath.Join(n.dir, "x.txt")) },
-		"directory removed": func() error { return os.RemoveAll(n.dir) },
+		"emptied": func() error { return os.Truncate(path, 0) },
+		"renamed": func() error { return os.Rename(path, filepath.Join(n.dir, "x.txt")) },
+		"directory removed": func() error { // in one step: a file may be back before the directory is empty
+			gone := n.dir + ".gone"
+			return errors.Join(os.Rename(n.dir, gone), os.RemoveAll(gone))
+		},
 	} {
 		if err := spoil(); err != nil {
 			t.Fatal(err)
