@@ -109,6 +109,10 @@ func TestPod_BoundPastTheScheduler_LeavesTheNodesNumberAlone(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 8)
 	r.run("all", gpu, 8)
+	all, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(r.ctx, "all", metav1.GetOptions{})
+	r.must(err)
+	// A kubelet that has just started admits the oldest pod first, and pods of one second in any order.
+	<-time.After(time.Until(all.CreationTimestamp.Add(time.Second)))
 	pending := []string{"pending-0", "pending-1"}
 	for _, name := range pending {
 		r.must(r.Create(r.ctx, node.Pod(name, gpu, 1, "report", "--then-sleep")))
