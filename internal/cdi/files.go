@@ -15,6 +15,7 @@ import (
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
+	"github.com/devmgrd/devmgrd/internal/cri"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/lists"
 )
@@ -40,11 +41,14 @@ type Config struct {
 	Boot      string // identifies the boot of the machine
 	Allocator Allocator
 	Grants    Grants
+	Runtime   func(ctx context.Context, pid int32) (cri.CDI, error) // asks for its configuration
 	Log       *slog.Logger
 }
 
-// grantTime bounds the look at the host for one container.
-const grantTime = 2 * time.Second
+const (
+	grantTime = 2 * time.Second // bounds the look at the host for one container
+	askTime   = 2 * time.Second // bounds the question to the runtime
+)
 
 // Files are the CDI files of claims. A file is there from the kubelet's request to prepare its claim until the kubelet does not need that any longer and
 // no pod has the devices.
@@ -63,6 +67,9 @@ type Files struct {
 	used      map[device.ClaimRequest]bool               // files that are written again, so that the runtime reads them again
 	stale     bool                                       // the guards are as of another Hook
 	unwritten map[device.ClaimRequest]error              // files that could not be written
+	runtime   int32                                      // its process; 0: not known
+	asked     bool                                       // that process has said whether it reads the files
+	fault     error                                      // why it does not
 }
 
 // New returns Files with those of this boot that are in the directory, and removes those of others.
@@ -76,10 +83,12 @@ func New(c Config) *Files {
 	return f
 }
 
-// SetHook says whether the hook sees the containers that the runtime creates. The guards are written again if that has changed.
-func (f *Files) SetHook(now Hook) {
+// SetHook says whether the hook sees the containers that the runtime creates, and which process the runtime is; 0: not known. The guards are written
+// again if the first has changed.
+func (f *Files) SetHook(now Hook, runtime int32) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.runtime, f.asked, f.fault = runtime, false, nil
 	if f.hook != now {
 		f.hook, f.stale = now, true
 		f.wake()
@@ -120,14 +129,41 @@ func (f *Files) load() {
 	}
 }
 
-// Check returns nil while all files are written, and otherwise the reason why not.
+// Check returns nil while all files are written and the runtime reads them, as far as it is known, and otherwise the reason why not.
 func (f *Files) Check() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, err := range f.unwritten {
 		return err
 	}
-	return nil
+	return f.fault
+}
+
+// runtimeFault returns why the runtime does not add the CDI devices of claims, with the remedy; nil: it does, or cannot be asked. Each process of it
+// answers once, since its configuration does not change.
+func (f *Files) runtimeFault(ctx context.Context) error {
+	f.mu.Lock()
+	runtime, asked, fault := f.runtime, f.asked, f.fault
+	f.mu.Unlock()
+	if asked || runtime == 0 {
+		return fault
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	got, err := f.Runtime(ctx, runtime)
+	if err != nil {
+		f.Log.Debug("the runtime is not asked whether it reads the CDI files of claims", "err", err)
+		return nil
+	}
+	if why, remedy := got.Fault(f.Dir); why != "" {
+		fault = fmt.Errorf("%s: %s; %s", device.ClaimMismatch, why, remedy)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.runtime == runtime {
+		f.asked, f.fault = true, fault
+	}
+	return fault
 }
 
 // File returns what the file of a request says.
@@ -202,8 +238,14 @@ type Device struct {
 	ID       device.ID
 }
 
-// Prepare writes the files of a claim, and returns the CDI devices for each of its devices. It returns when the files are there.
+// Prepare writes the files of a claim, and returns the CDI devices for each of its devices. It returns when the files are there. It fails if the
+// runtime does not read them.
 func (f *Files) Prepare(ctx context.Context, c Claim) ([][]string, error) {
+	if !c.Untold {
+		if err := f.runtimeFault(ctx); err != nil {
+			return nil, err
+		}
+	}
 	want, err := f.plan(ctx, c)
 	if err != nil {
 		return nil, err

@@ -28,7 +28,7 @@ func (f *Files) Run(ctx context.Context) error {
 	events, lost, endWatch := f.watch()
 	defer func() { endWatch() }()
 	defer func() {
-		f.SetHook(Away)
+		f.SetHook(Away, 0)
 		f.restore(nil, true)
 	}()
 	writes, watches := backoff.Backoff{First: firstWrite, Last: lastWrite}, backoff.Backoff{First: firstWatch, Last: lastWatch}

@@ -17,6 +17,7 @@ import (
 	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/cdi"
+	"github.com/devmgrd/devmgrd/internal/cri"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/dra"
 	"github.com/devmgrd/devmgrd/internal/kube"
@@ -167,7 +168,8 @@ func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, s
 	sliceable chan<- struct{}, rules nri.Rules, bootID string, logFor func(string) *slog.Logger, metrics prometheus.Registerer,
 ) *claims {
 	log := logFor("dra")
-	files := cdi.New(cdi.Config{Dir: c.DRA.CDIDir, Boot: bootID, Allocator: devices, Grants: nri.NewGrants(rules, log), Log: log})
+	files := cdi.New(cdi.Config{Dir: c.DRA.CDIDir, Boot: bootID, Allocator: devices, Grants: nri.NewGrants(rules, log), Log: log,
+		Runtime: func(ctx context.Context, pid int32) (cri.CDI, error) { return cri.AskCDI(ctx, c.DRA.CRISocket, pid) }})
 	publisher := dra.New(dra.PublisherConfig{
 		NodeName: c.NodeName, Client: api, View: devices, Order: devices.Order, Places: stateFile, Known: known.Places, MaxDevices: c.DRA.MaxDevices, Log: log, Metrics: metrics,
 		Claimed: offered.claimed, Uncounted: node.Uncounted, NodeChanged: node.Follow(), NodeUID: node.NodeUID, Writable: sliceable,

@@ -22,8 +22,8 @@ type ClaimFiles interface {
 	File(device.ClaimRequest) (cdi.File, bool)
 	// Devices returns the devices of CDI devices, by the files.
 	Devices(names []string) map[device.ResourceName][]device.ID
-	// SetHook says whether the hook sees the containers that the runtime creates.
-	SetHook(cdi.Hook)
+	// SetHook says whether the hook sees the containers that the runtime creates, and which process the runtime is; 0: not known.
+	SetHook(now cdi.Hook, runtime int32)
 	// Used has files written again, so that the runtime looks at the host's device nodes again.
 	Used(...device.ClaimRequest)
 	// Outdated has a container's files compared with what it gets now.

@@ -38,7 +38,7 @@ func (w *claimWorld) File(of device.ClaimRequest) (cdi.File, bool)     { return 
 func (w *claimWorld) Devices(names []string) map[device.ResourceName][]device.ID {
 	return w.files.Devices(names)
 }
-func (w *claimWorld) SetHook(cdi.Hook)                {}
+func (w *claimWorld) SetHook(cdi.Hook, int32)         {}
 func (w *claimWorld) Used(all ...device.ClaimRequest) { w.used += len(all) }
 func (w *claimWorld) Outdated(device.Container)       { w.outdate++ }
 
@@ -67,7 +67,7 @@ func newClaims(t *testing.T, st device.Readiness) *claimWorld {
 	w := &claimWorld{harness: h, t: t, plugin: p, dir: t.TempDir()}
 	w.set(st)
 	w.files, p.claimFiles = cdi.New(cdi.Config{Dir: w.dir, Boot: "boot", Allocator: w, Grants: p.grants, Log: slog.New(slog.DiscardHandler)}), w
-	w.files.SetHook(cdi.Hidden)
+	w.files.SetHook(cdi.Hidden, 0)
 	w.prepare()
 	return w
 }

@@ -184,11 +184,11 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 		return false, err
 	}
 	n.seesRuntime.Store(runtime > 0)
-	hook := func(cdi.Hook) {}
+	hook := func(cdi.Hook, int32) {}
 	if n.config.Claims != nil {
 		hook = n.config.Claims.SetHook
 	}
-	defer hook(cdi.Away)
+	defer hook(cdi.Away, 0)
 	lost := make(chan struct{})
 	var once sync.Once
 	var synced atomic.Bool
@@ -201,9 +201,9 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 			n.connected.Store(true)
 			n.stuck.Store(nil)
 			if runtime > 0 && samePIDs(runtime) {
-				hook(cdi.Visible)
+				hook(cdi.Visible, runtime)
 			} else {
-				hook(cdi.Hidden)
+				hook(cdi.Hidden, runtime)
 			}
 			n.first.Do(func() { close(n.synced) })
 		},

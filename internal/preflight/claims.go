@@ -95,25 +95,13 @@ func (j *judge) claims(f Facts) {
 func (j *judge) cdiFiles(f Facts) {
 	r, dir := f.Runtime, f.Claims.CDIDir
 	const check = "cdi files"
-	switch same := func(of string) bool { return real(of) == real(dir) }; {
+	switch why, remedy := r.CDI.Fault(dir); {
 	case r.Err != nil:
-	case r.CDIOff:
-		j.fail(check, "set enable_cdi = true in [plugins.'io.containerd.cri.v1.runtime'] (containerd 1: [plugins.\"io.containerd.grpc.v1.cri\"]), and "+restart,
-			"CDI is off in %s's configuration: containers with claims do not start", r.Name)
-	case r.CDIDirs != nil && !slices.ContainsFunc(r.CDIDirs, same):
-		j.fail(check, "set dra.cdiDir to one of these that is in memory, such as /var/run/cdi, or add it to cdi_spec_dirs",
-			"%s looks for CDI specifications in %s, and devmgrd writes those of claims in %s (dra.cdiDir): containers with claims do not start", r.Name, strings.Join(r.CDIDirs, " and "), dir)
-	case r.CDIDirs != nil:
+	case why != "":
+		j.fail(check, remedy, "%s: containers with claims do not start", why)
+	case r.CDI.Dirs != nil:
 		j.ok(check, "%s reads those of claims in %s", r.Name, dir)
 	}
-}
-
-// real returns a directory's path without links.
-func real(dir string) string {
-	if path, err := filepath.EvalSymlinks(dir); err == nil {
-		return path
-	}
-	return filepath.Clean(dir)
 }
 
 // classes judges which resources pods can request as before.

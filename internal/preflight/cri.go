@@ -15,11 +15,9 @@ import (
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/devmgrd/devmgrd/internal/cri"
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
-
-// maxAnswer bounds an answer of the runtime, which may list its whole configuration.
-const maxAnswer = 16 << 20
 
 // askRuntime asks the runtime that listens on a unix socket.
 func askRuntime(ctx context.Context, path string) (Runtime, error) {
@@ -27,7 +25,7 @@ func askRuntime(ctx context.Context, path string) (Runtime, error) {
 	if err != nil {
 		return Runtime{}, err
 	}
-	conn, err := dial(path)
+	conn, err := cri.Dial(path)
 	if err != nil {
 		return Runtime{}, err
 	}
@@ -53,7 +51,7 @@ func askRuntime(ctx context.Context, path string) (Runtime, error) {
 		return Runtime{}, fmt.Errorf("asking the runtime at %s for its state: %w", path, err)
 	}
 	r.OCI, r.Systemd = defaultHandler(about.GetInfo()["config"])
-	r.CDIDirs, r.CDIOff = cdiConfig(about.GetInfo()["config"])
+	r.CDI = cri.ReadCDI(about.GetInfo()["config"])
 	r.UserNamespaces = slices.ContainsFunc(about.GetRuntimeHandlers(), func(h *v1.RuntimeHandler) bool { // the default one has no name
 		return h.GetName() == "" && h.GetFeatures().GetUserNamespaces()
 	})
@@ -110,18 +108,6 @@ func defaultHandler(text string) (oci string, systemd bool) {
 		return filepath.Base(handler.Options.Binary), handler.Options.Systemd
 	}
 	return config.Containerd.Default, handler.Options.Systemd
-}
-
-// cdiConfig reads the settings for CDI from the configuration that containerd reports; zero values: not reported.
-func cdiConfig(text string) (dirs []string, off bool) {
-	var config struct {
-		Enable *bool    `json:"enableCDI"` // gone in containerd 2.4
-		Dirs   []string `json:"cdiSpecDirs"`
-	}
-	if json.Unmarshal([]byte(text), &config) != nil {
-		return nil, false
-	}
-	return config.Dirs, config.Enable != nil && !*config.Enable
 }
 
 // configFile returns the configuration file in the process's arguments, if there is one.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pelletier/go-toml/v2"
 
+	"github.com/devmgrd/devmgrd/internal/cri"
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
@@ -34,7 +35,7 @@ func readCRIO(ctx context.Context, path string) (CRIO, error) {
 		return CRIO{}, fmt.Errorf("asking CRI-O at %s for its configuration: %w", path, err)
 	}
 	defer answer.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
+	text, err := io.ReadAll(io.LimitReader(answer.Body, cri.MaxAnswer))
 	if err != nil {
 		return CRIO{}, fmt.Errorf("reading CRI-O's configuration from %s: %w", path, err)
 	}

@@ -81,7 +81,7 @@ func TestAskRuntime_DefaultHandler_UserNamespacesAreReported(t *testing.T) {
 		v1.RegisterRuntimeServiceServer(s, runtime{t: t, maps: maps})
 		go s.Serve(listener)
 		t.Cleanup(s.Stop)
-		if r, err := askRuntime(t.Context(), path); err != nil || r.UserNamespaces != maps || !r.CDIOff || len(r.CDIDirs) != 2 {
+		if r, err := askRuntime(t.Context(), path); err != nil || r.UserNamespaces != maps || !r.CDI.Off || len(r.CDI.Dirs) != 2 {
 			t.Errorf("%+v, %v, want user namespaces: %v", r, err, maps)
 		}
 	}

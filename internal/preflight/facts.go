@@ -3,6 +3,7 @@ package preflight
 import (
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/cri"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/pods"
@@ -84,8 +85,7 @@ type Runtime struct {
 	Systemd       bool      // systemd creates their cgroups
 	// UserNamespaces: the runtime reports that its default handler runs pods with a user namespace of their own, and maps mounts into it.
 	UserNamespaces bool
-	CDIOff         bool     // it adds no CDI devices to containers
-	CDIDirs        []string // in which it looks for CDI specifications; nil: not reported
+	CDI            cri.CDI
 	args           []string // of its process
 	Err            error
 

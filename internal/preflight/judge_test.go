@@ -188,14 +188,14 @@ func TestJudge(t *testing.T) {
 			f.Claims = claims()
 			f.Claims.Rights[0].Err, f.Claims.Rights[1].Err = broken, broken
 		}, "FAIL dra, FAIL dra"},
-		"dra, CDI is off": {func(f *preflight.Facts) { f.Claims = claims(); f.Runtime.CDIOff = true }, "FAIL cdi files"},
+		"dra, CDI is off": {func(f *preflight.Facts) { f.Claims = claims(); f.Runtime.CDI.Off = true }, "FAIL cdi files"},
 		"dra, another directory": {func(f *preflight.Facts) {
 			f.Claims = claims()
-			f.Claims.CDIDir, f.Runtime.CDIDirs = "/run/devmgrd/cdi", []string{"/etc/cdi", "/var/run/cdi"}
+			f.Claims.CDIDir, f.Runtime.CDI.Dirs = "/run/devmgrd/cdi", []string{"/etc/cdi", "/var/run/cdi"}
 		}, "FAIL cdi files"},
 		"dra, the directory through a link": {func(f *preflight.Facts) {
 			f.Claims = claims()
-			f.Claims.CDIDir, f.Runtime.CDIDirs = "/proc/self/root/tmp/", []string{"/etc/cdi", "/tmp"}
+			f.Claims.CDIDir, f.Runtime.CDI.Dirs = "/proc/self/root/tmp/", []string{"/etc/cdi", "/tmp"}
 		}, ""},
 		"dra, an older release": {func(f *preflight.Facts) { f.Claims = claims(); f.Claims.Older = true }, "warn dra"},
 		"dra, no class":         {func(f *preflight.Facts) { f.Claims = claims(); f.Claims.Classes = nil }, "warn device class"},

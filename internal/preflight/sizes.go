@@ -5,14 +5,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/devmgrd/devmgrd/internal/cri"
 	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
@@ -69,7 +67,7 @@ const maxSized = 2048
 // It omits containers whose specification the runtime does not show, and containers that have ended, which NRI plugins do not
 // see.
 func runtimeSizes(ctx context.Context, path string) (containers, sandboxes []Size, err error) {
-	conn, err := dial(path)
+	conn, err := cri.Dial(path)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -140,11 +138,4 @@ func texts(all map[string]string) (n int) {
 		n += len(k) + len(v)
 	}
 	return n
-}
-
-func dial(path string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///cri", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", path)
-		}), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
 }

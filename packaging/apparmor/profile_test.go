@@ -60,6 +60,7 @@ func TestProfile_AllowsTheDefaultPaths(t *testing.T) {
 		c.Plugins.KubeletDir + "/devmgrd.txt rw,":              "plugins.kubeletDir",
 		filepath.Dir(c.PodResources.KubeletSocket) + "/* rwl,": "podResources.kubeletSocket",
 		strings.TrimPrefix(c.NRI.Socket, "/var") + " rw,":      "nri.socket",
+		c.DRA.CRISocket + " rw,":                               "dra.criSocket",
 		filepath.Dir(config.DefaultFile) + "/{,**} r,":         "the configuration",
 	}
 	for _, at := range dra.Sockets(c.Plugins.KubeletRegistryDir(), filepath.Join(filepath.Dir(c.Plugins.KubeletDir), "plugins")) {

@@ -103,6 +103,19 @@ func TestDRA_PluginComesLate_PodsWaitForIt(t *testing.T) {
 	t.Logf("the plain pod ran after %s, the waiting ones %s after the plugin's return", plain.Round(time.Millisecond), time.Since(back).Round(time.Millisecond))
 }
 
+// The runtime says that it does not read the files of claims: it would start a container without its devices while devmgrd is away. So no claim
+// is prepared, and the event names the setting.
+func TestDRA_RuntimeDoesNotReadFiles_ClaimIsNotPrepared(t *testing.T) {
+	r := start(t, "--set", "dra.resources="+gpu, "--set", "dra.cdiDir=/run/devmgrd/cdi")
+	r.class(gpu)
+	r.offered(gpu, 1)
+	r.must(r.Create(r.ctx, node.Pod("a", gpu, 1, "report", "--then-sleep")))
+	r.told("a", "ClaimMismatch: the runtime looks for CDI specifications in /etc/cdi")
+	r.says("status", "dra.cdiDir")
+	r.restartedWith("--set", "dra.resources="+gpu)
+	r.exact("a")
+}
+
 // A device that no pod may be assigned is tainted within seconds, by one write. A pod for which the scheduler has chosen it before waits.
 func TestDRA_DeviceOutOfService_IsTainted(t *testing.T) {
 	r := start(t, "--set", "dra.resources="+gpu)
