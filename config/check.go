@@ -247,9 +247,6 @@ func (r *rules) dra(c *Config) {
 	r.number("dra.maxDevices", c.DRA.MaxDevices, maxSliced)
 	r.duration("dra.hold", c.DRA.Hold, 0, maxHold)
 	r.path("dra.cdiDir", c.DRA.CDIDir)
-	if r.path("dra.criSocket", c.DRA.CRISocket) {
-		r.socket("dra.criSocket", c.DRA.CRISocket)
-	}
 }
 
 // giveUp requires reasons or patterns of resource names, and durations.

@@ -140,7 +140,6 @@ type DRA struct {
 	MaxDevices int           `key:"maxDevices"` // of one resource; a resource with more is not offered
 	Hold       time.Duration `key:"hold"`       // how long the kubelet's request waits for the devices of a claim
 	CDIDir     string        `key:"cdiDir"`     // for the CDI files of claims: one of the directories that the runtime reads, in memory
-	CRISocket  string        `key:"criSocket"`  // where containerd is asked whether it reads them; a runtime that is not there is not asked
 }
 
 // Offers reports whether a resource is offered through Dynamic Resource Allocation.
@@ -319,7 +318,7 @@ func defaults() Config {
 		NRI:        NRI{Socket: "/var/run/nri/nri.sock", Index: "05", MaxWait: 100 * time.Millisecond},
 		Topology:   Topology{Policy: "best-effort", Scope: "container"},
 		Allocation: Allocation{Order: map[string]string{}, Groups: map[string]string{}},
-		DRA:        DRA{Resources: []string{}, MaxDevices: 2048, Hold: 30 * time.Second, CDIDir: "/var/run/cdi", CRISocket: "/run/containerd/containerd.sock"},
+		DRA:        DRA{Resources: []string{}, MaxDevices: 2048, Hold: 30 * time.Second, CDIDir: "/var/run/cdi"},
 		Wait:       Wait{GiveUpAfter: map[string]string{}},
 		Release: Release{Check: map[string]string{}, Command: map[string]string{}, Timeout: time.Minute, NetworkTimeout: 30 * time.Second, SharedNodes: []string{},
 			Ignore: []string{"/usr/bin/nvidia-persistenced", "/usr/bin/nv-hostengine", "nvidia-persistenced.service"}},

@@ -41,14 +41,13 @@ type Config struct {
 	Boot      string // identifies the boot of the machine
 	Allocator Allocator
 	Grants    Grants
-	Runtime   func(ctx context.Context, pid int32) (cri.CDI, error) // asks for its configuration
-	Log       *slog.Logger
+	// Runtime asks the runtime with this PID for its configuration. found is false if it cannot be asked; an error: not now.
+	Runtime func(ctx context.Context, pid int32) (got cri.CDI, found bool, err error)
+	Log     *slog.Logger
 }
 
-const (
-	grantTime = 2 * time.Second // bounds the look at the host for one container
-	askTime   = 2 * time.Second // bounds the question to the runtime
-)
+// grantTime bounds the look at the host for one container.
+const grantTime = 2 * time.Second
 
 // Files are the CDI files of claims. A file is there from the kubelet's request to prepare its claim until the kubelet does not need that any longer and
 // no pod has the devices.
@@ -68,14 +67,15 @@ type Files struct {
 	stale     bool                                       // the guards are as of another Hook
 	unwritten map[device.ClaimRequest]error              // files that could not be written
 	runtime   int32                                      // its process; 0: not known
-	asked     bool                                       // that process has said whether it reads the files
+	connected chan struct{}                              // closed when hook or runtime changes
+	asked     bool                                       // the runtime has said whether it reads the files
 	fault     error                                      // why it does not
 }
 
 // New returns Files with those of this boot that are in the directory, and removes those of others.
 func New(c Config) *Files {
 	f := &Files{
-		Config: c, kick: make(chan struct{}, 1), all: map[device.ClaimRequest]*File{}, prepared: map[device.ClaimUID]bool{},
+		Config: c, kick: make(chan struct{}, 1), connected: make(chan struct{}), all: map[device.ClaimRequest]*File{}, prepared: map[device.ClaimUID]bool{},
 		users: map[device.ClaimUID]map[device.PodUID]bool{}, outdated: map[device.Container]bool{}, used: map[device.ClaimRequest]bool{},
 		unwritten: map[device.ClaimRequest]error{},
 	}
@@ -88,7 +88,8 @@ func New(c Config) *Files {
 func (f *Files) SetHook(now Hook, runtime int32) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.runtime, f.asked, f.fault = runtime, false, nil
+	close(f.connected)
+	f.runtime, f.connected, f.asked, f.fault = runtime, make(chan struct{}), false, nil
 	if f.hook != now {
 		f.hook, f.stale = now, true
 		f.wake()
@@ -137,33 +138,6 @@ func (f *Files) Check() error {
 		return err
 	}
 	return f.fault
-}
-
-// runtimeFault returns why the runtime does not add the CDI devices of claims, with the remedy; nil: it does, or cannot be asked. Each process of it
-// answers once, since its configuration does not change.
-func (f *Files) runtimeFault(ctx context.Context) error {
-	f.mu.Lock()
-	runtime, asked, fault := f.runtime, f.asked, f.fault
-	f.mu.Unlock()
-	if asked || runtime == 0 {
-		return fault
-	}
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	got, err := f.Runtime(ctx, runtime)
-	if err != nil {
-		f.Log.Debug("the runtime is not asked whether it reads the CDI files of claims", "err", err)
-		return nil
-	}
-	if why, remedy := got.Fault(f.Dir); why != "" {
-		fault = fmt.Errorf("%s: %s; %s", device.ClaimMismatch, why, remedy)
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.runtime == runtime {
-		f.asked, f.fault = true, fault
-	}
-	return fault
 }
 
 // File returns what the file of a request says.
@@ -238,14 +212,8 @@ type Device struct {
 	ID       device.ID
 }
 
-// Prepare writes the files of a claim, and returns the CDI devices for each of its devices. It returns when the files are there. It fails if the
-// runtime does not read them.
+// Prepare writes the files of a claim, and returns the CDI devices for each of its devices. It returns when the files are there.
 func (f *Files) Prepare(ctx context.Context, c Claim) ([][]string, error) {
-	if !c.Untold {
-		if err := f.runtimeFault(ctx); err != nil {
-			return nil, err
-		}
-	}
 	want, err := f.plan(ctx, c)
 	if err != nil {
 		return nil, err

@@ -20,7 +20,6 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/devmgrd/devmgrd/internal/cdi"
-	"github.com/devmgrd/devmgrd/internal/cri"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 )
@@ -502,61 +501,6 @@ func TestUsed_FileIsWrittenAgain(t *testing.T) {
 }
 
 // The directory cannot be written: the kubelet is refused, with a reason, and is answered later.
-// A runtime that does not read the files is known by its answer: the kubelet gets no CDI device, and the reason. It is asked once, and again when it
-// has connected again. Claims that the kubelet has prepared keep their files.
-func TestPrepare_RuntimeDoesNotReadFiles_Fails(t *testing.T) {
-	n := newNode(t)
-	n.give(one, "claim-1", map[string]string{"a": "1", "b": "2"})
-	asked, off := 0, cri.CDI{Off: true}
-	answer, answerErr := off, error(nil)
-	f := cdi.New(cdi.Config{Dir: n.dir, Boot: "boot-1", Allocator: n, Grants: n, Log: slog.New(slog.DiscardHandler), Runtime: func(_ context.Context, pid int32) (cri.CDI, error) {
-		if pid != 7 {
-			t.Errorf("process %d is asked", pid)
-		}
-		asked++
-		return answer, answerErr
-	}})
-	refused := func(why string, asks int) {
-		t.Helper()
-		before := asked
-		if _, err := f.Prepare(t.Context(), claim(one)); err == nil || !strings.Contains(err.Error(), why) || !f.Missing(requests) {
-			t.Errorf("prepared: %v, want an error with %q and no file", err, why)
-		}
-		if asked-before != asks {
-			t.Errorf("the runtime was asked %d times, want %d", asked-before, asks)
-		}
-	}
-	f.SetHook(cdi.Visible, 7)
-	refused("enable_cdi = true", 1)
-	refused("enable_cdi = true", 0)
-	if err := f.Check(); err == nil || !strings.Contains(err.Error(), "ClaimMismatch: CDI is off") {
-		t.Errorf("Check: %v", err)
-	}
-	answer = cri.CDI{Dirs: []string{"/etc/cdi"}}
-	f.SetHook(cdi.Away, 0)
-	if err := f.Check(); err != nil {
-		t.Errorf("the runtime is away: %v", err)
-	}
-	f.SetHook(cdi.Visible, 7)
-	refused("dra.cdiDir", 1)
-
-	answerErr = errors.New("no runtime there")
-	f.SetHook(cdi.Hidden, 7)
-	prepare(t, f, one) // as far as devmgrd knows, it reads them
-	answer, answerErr = cri.CDI{Dirs: []string{"/etc/cdi", n.dir + "/"}}, nil
-	prepare(t, f, one)
-	if err := f.Check(); err != nil {
-		t.Error(err)
-	}
-	answer = off
-	f.SetHook(cdi.Visible, 7)
-	untold := claim(one)
-	untold.Untold = true
-	if _, err := f.Prepare(t.Context(), untold); err != nil {
-		t.Errorf("a claim that is prepared: %v", err)
-	}
-}
-
 func TestPrepare_DirectoryCannotBeWritten_Fails(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

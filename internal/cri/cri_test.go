@@ -7,16 +7,19 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/devmgrd/devmgrd/internal/cri"
 )
 
-// Configurations as containerd 1.7.35, 2.3 and 2.4.2 report them, and none, as CRI-O.
+// Configurations as containerd 1.7.35, 2.3 and 2.4.2 report them, and CRI-O.
 func TestReadCDI(t *testing.T) {
 	for config, want := range map[string]cri.CDI{
 		`{"enableCDI":false,"cdiSpecDirs":["/etc/cdi","/var/run/cdi"]}`: {Off: true, Dirs: []string{"/etc/cdi", "/var/run/cdi"}},
@@ -32,30 +35,50 @@ func TestReadCDI(t *testing.T) {
 }
 
 func TestFault(t *testing.T) {
-	dir, link := t.TempDir(), filepath.Join(t.TempDir(), "cdi")
-	if err := os.Symlink(dir, link); err != nil {
+	top := t.TempDir()
+	dir, link := filepath.Join(top, "run", "cdi"), filepath.Join(top, "var-run")
+	if err := os.Mkdir(filepath.Dir(dir), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for want, c := range map[string]cri.CDI{
-		"enable_cdi = true": {Off: true, Dirs: []string{dir}},
-		"cdi_spec_dirs":     {Dirs: []string{"/etc/cdi"}},
-		"":                  {Dirs: []string{"/etc/cdi", link}},
-	} {
-		if why, remedy := c.Fault(dir + "/"); (why == "") != (want == "") || !strings.Contains(remedy, want) {
-			t.Errorf("%+v: %q, %q, want %q", c, why, remedy, want)
+	if err := os.Symlink(filepath.Dir(dir), link); err != nil {
+		t.Fatal(err)
+	}
+	check := func() {
+		t.Helper()
+		for _, c := range []struct {
+			cri.CDI
+			want string // in the remedy
+		}{
+			{cri.CDI{Off: true, Dirs: []string{dir}}, "enable_cdi = true"},
+			{cri.CDI{Dirs: []string{"/etc/cdi"}}, "cdi_spec_dirs"},
+			{cri.CDI{Dirs: []string{"/etc/cdi", dir}}, ""},
+			{cri.CDI{Dirs: []string{filepath.Join(link, "cdi")}}, ""},
+			{cri.CDI{Dirs: []string{}}, ""}, // the default directories in containerd 2.4, and none before: then it creates no container
+			{cri.CDI{}, ""},
+		} {
+			if why, remedy := c.Fault(dir + "/"); (why == "") != (c.want == "") || !strings.Contains(remedy, c.want) {
+				t.Errorf("%+v: %q, %q, want %q", c.CDI, why, remedy, c.want)
+			}
 		}
 	}
-	if why, _ := (cri.CDI{}).Fault(dir); why != "" {
-		t.Errorf("a runtime that reports nothing: %s", why)
+	check() // before the directory is there
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
 	}
+	check()
 }
 
+// A runtime's CRI answers once it is initialized.
 type runtime struct {
 	v1.UnimplementedRuntimeServiceServer
+	ready atomic.Bool
 }
 
-func (runtime) Status(_ context.Context, r *v1.StatusRequest) (*v1.StatusResponse, error) {
-	if !r.Verbose {
+func (r *runtime) Status(_ context.Context, request *v1.StatusRequest) (*v1.StatusResponse, error) {
+	if !r.ready.Load() {
+		return nil, status.Error(codes.Unavailable, "server is not initialized yet")
+	}
+	if !request.Verbose {
 		return &v1.StatusResponse{}, nil
 	}
 	return &v1.StatusResponse{Info: map[string]string{"config": `{"enableCDI":false}`}}, nil
@@ -63,26 +86,34 @@ func (runtime) Status(_ context.Context, r *v1.StatusRequest) (*v1.StatusRespons
 
 func TestAskCDI(t *testing.T) {
 	path, pid := filepath.Join(t.TempDir(), "cri.sock"), int32(os.Getpid())
-	if _, err := cri.AskCDI(t.Context(), path, pid); err == nil || !strings.Contains(err.Error(), path) {
-		t.Errorf("a runtime that is not there: %v", err)
+	sockets := []string{path + ".none", path}
+	wants := func(what string, pid int32, found bool, failure string) cri.CDI {
+		t.Helper()
+		got, there, err := cri.AskCDI(t.Context(), sockets, pid)
+		if there != found || (err == nil) != (failure == "") || failure != "" && !strings.Contains(err.Error(), failure) {
+			t.Errorf("%s: found %v, %v", what, there, err)
+		}
+		return got
 	}
+	wants("there is no socket", pid, false, "")
 	listener, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	silent, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := cri.AskCDI(silent, path, pid); err == nil {
-		t.Error("a runtime that does not answer has answered")
+	if _, found, err := cri.AskCDI(silent, sockets, pid); err == nil || !found {
+		t.Errorf("a runtime that does not answer: found %v, %v", found, err)
 	}
+	r := &runtime{}
 	s := grpc.NewServer()
-	v1.RegisterRuntimeServiceServer(s, runtime{})
+	v1.RegisterRuntimeServiceServer(s, r)
 	go s.Serve(listener)
 	t.Cleanup(s.Stop)
-	if got, err := cri.AskCDI(t.Context(), path, pid); err != nil || !got.Off {
-		t.Errorf("%+v, %v", got, err)
-	}
-	if _, err := cri.AskCDI(t.Context(), path, 1); err == nil || !strings.Contains(err.Error(), "and not process 1") {
-		t.Errorf("another process than the runtime: %v", err)
+	wants("it is being started", pid, true, "not initialized yet")
+	wants("another process listens", 1, false, "")
+	r.ready.Store(true)
+	if got := wants("it answers", pid, true, ""); !got.Off {
+		t.Errorf("%+v", got)
 	}
 }

@@ -169,7 +169,7 @@ func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, s
 ) *claims {
 	log := logFor("dra")
 	files := cdi.New(cdi.Config{Dir: c.DRA.CDIDir, Boot: bootID, Allocator: devices, Grants: nri.NewGrants(rules, log), Log: log,
-		Runtime: func(ctx context.Context, pid int32) (cri.CDI, error) { return cri.AskCDI(ctx, c.DRA.CRISocket, pid) }})
+		Runtime: func(ctx context.Context, pid int32) (cri.CDI, bool, error) { return cri.AskCDI(ctx, cri.Sockets, pid) }})
 	publisher := dra.New(dra.PublisherConfig{
 		NodeName: c.NodeName, Client: api, View: devices, Order: devices.Order, Places: stateFile, Known: known.Places, MaxDevices: c.DRA.MaxDevices, Log: log, Metrics: metrics,
 		Claimed: offered.claimed, Uncounted: node.Uncounted, NodeChanged: node.Follow(), NodeUID: node.NodeUID, Writable: sliceable,

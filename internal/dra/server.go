@@ -47,6 +47,8 @@ type Allocator interface {
 
 // Files are the CDI files of claims.
 type Files interface {
+	// Readable returns nil if the container runtime reads the files, as far as is known, and otherwise why not. It may wait for the runtime.
+	Readable(context.Context) error
 	// Prepare writes the files of a claim, and returns the CDI devices of each of its devices.
 	Prepare(context.Context, cdi.Claim) ([][]string, error)
 	// Unprepared reports that the kubelet does not need a claim any longer.
@@ -265,6 +267,9 @@ func (s *Server) answer(ctx, hold context.Context, c *drav1.Claim) *drav1.NodePr
 	got, waited, err := s.prepare(ctx, hold, c)
 	if waited {
 		result = "waited"
+	}
+	if err == nil && len(got.results) > 0 {
+		err = s.Files.Readable(hold)
 	}
 	var names [][]string
 	if err == nil {

@@ -67,6 +67,14 @@ type written struct {
 	claims map[device.ClaimUID][]device.Container // that use them
 	untold bool
 	fails  error
+
+	unreadable error // by the runtime
+}
+
+func (w *written) Readable(context.Context) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.unreadable
 }
 
 func (w *written) Prepare(_ context.Context, c cdi.Claim) (all [][]string, err error) {
@@ -206,6 +214,34 @@ func TestServer_DevicesAreThere_AnswersAtOnce(t *testing.T) {
 	answer, err := k.driver.NodeUnprepareResources(t.Context(), &drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{{Namespace: "default", Name: "gone", Uid: "u"}}})
 	if err != nil || answer.Claims["u"] == nil || answer.Claims["u"].Error != "" {
 		t.Errorf("unprepare: %v, %v", answer, err)
+	}
+}
+
+// The runtime does not read the files, and does later. Claims without devices need none.
+func TestServer_FilesNotReadable_Fails(t *testing.T) {
+	t.Parallel()
+	k := newKubelet(t, time.Minute)
+	k.world.list(gpu, "1")
+	k.world.allocate("c", "a=a.example/gpu:1")
+	k.world.allocate("none")
+	k.world.reserve("c", "p")
+	k.claims.Bind(demand("p", "main c"))
+	k.devices.serve(device.Container{Pod: "p", Name: "main"})
+	reads := func(err error) {
+		k.files.mu.Lock()
+		defer k.files.mu.Unlock()
+		k.files.unreadable = err
+	}
+	reads(errors.New("CDI is off"))
+	if got := k.prepare("c"); got != "CDI is off" {
+		t.Error(got)
+	}
+	if got := k.prepare("none"); got != "" {
+		t.Error(got)
+	}
+	reads(nil)
+	if got := k.prepare("c"); got != "a=n1/a.example/gpu/0:1" {
+		t.Error(got)
 	}
 }
 

@@ -99,7 +99,7 @@ func (j *judge) cdiFiles(f Facts) {
 	case r.Err != nil:
 	case why != "":
 		j.fail(check, remedy, "%s: containers with claims do not start", why)
-	case r.CDI.Dirs != nil:
+	case len(r.CDI.Dirs) > 0:
 		j.ok(check, "%s reads those of claims in %s", r.Name, dir)
 	}
 }

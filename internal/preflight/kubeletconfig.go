@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/devmgrd/devmgrd/internal/cri"
 )
 
 // DefaultKubeletConfig is kubeadm's path for the kubelet's configuration.
@@ -30,18 +32,15 @@ func readKubeletConfig(path string) (kubeletConfig, error) {
 	return c, nil
 }
 
-// runtimeSockets are the default sockets of runtimes, in the order in which the kubelet and crictl try them.
-var runtimeSockets = []string{"/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k3s/containerd/containerd.sock"}
-
 // runtimeSocket returns the path of the runtime's socket: the configured one, else an existing one, else containerd's.
 func (c kubeletConfig) runtimeSocket() string {
 	if c.RuntimeEndpoint != "" {
 		return strings.TrimPrefix(c.RuntimeEndpoint, "unix://")
 	}
-	for _, path := range runtimeSockets {
+	for _, path := range cri.Sockets {
 		if _, err := os.Stat(path); err == nil {
 			return path
 		}
 	}
-	return runtimeSockets[0]
+	return cri.Sockets[0]
 }

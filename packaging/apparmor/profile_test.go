@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/cri"
 	"github.com/devmgrd/devmgrd/internal/dra"
 	"github.com/devmgrd/devmgrd/test/apt"
 )
@@ -60,11 +61,13 @@ func TestProfile_AllowsTheDefaultPaths(t *testing.T) {
 		c.Plugins.KubeletDir + "/devmgrd.txt rw,":              "plugins.kubeletDir",
 		filepath.Dir(c.PodResources.KubeletSocket) + "/* rwl,": "podResources.kubeletSocket",
 		strings.TrimPrefix(c.NRI.Socket, "/var") + " rw,":      "nri.socket",
-		c.DRA.CRISocket + " rw,":                               "dra.criSocket",
 		filepath.Dir(config.DefaultFile) + "/{,**} r,":         "the configuration",
 	}
 	for _, at := range dra.Sockets(c.Plugins.KubeletRegistryDir(), filepath.Join(filepath.Dir(c.Plugins.KubeletDir), "plugins")) {
 		wanted[filepath.Dir(at)+"/{,.}"+filepath.Base(at)+"{,.*} rw,"] = "dra.resources"
+	}
+	for _, at := range cri.Sockets {
+		wanted[at+" rw,"] = "the runtime's CRI socket"
 	}
 	for want, path := range wanted {
 		found := false
