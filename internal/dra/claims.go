@@ -27,6 +27,7 @@ import (
 const (
 	firstRead, lastRead = 200 * time.Millisecond, time.Minute // pauses between attempts to read a pod's claims
 	readLimit           = 5 * time.Second
+	lookPause           = 100 * time.Millisecond // between looks for devices that pods wait for: each one reads all lists
 	maxMistake          = 512
 )
 
@@ -293,10 +294,15 @@ func (c *Claims) follow(ctx context.Context) {
 	for ctx.Err() == nil {
 		updated := c.Inventory.Updated() // before anything is looked up
 		c.look()
+		pause := time.After(lookPause)
 		select {
 		case <-ctx.Done():
 		case <-updated:
 		case <-c.NodeChanged:
+		}
+		select {
+		case <-ctx.Done():
+		case <-pause:
 		}
 	}
 }

@@ -35,6 +35,7 @@ type world struct {
 	claims  map[string]*resourceapi.ResourceClaim
 	away    bool
 	reads   int
+	walks   int // of all lists
 	devices map[device.ResourceName][]device.ID
 	lists   uint64
 	updated chan struct{}
@@ -127,6 +128,7 @@ func (w *world) list(r device.ResourceName, ids ...device.ID) {
 func (w *world) Offers() map[device.ResourceName]device.Offer {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.walks++
 	all := map[device.ResourceName]device.Offer{}
 	for r, ids := range w.devices {
 		all[r] = device.Offer{Inventory: device.Inventory{Resource: r, Devices: lists.Map(ids, func(id device.ID) device.Device { return device.Device{ID: id, Healthy: true} })}}
@@ -216,6 +218,7 @@ func (w *world) has(uid device.PodUID) string {
 
 func (w *world) expect(uid device.PodUID, want string) {
 	w.t.Helper()
+	time.Sleep(lookPause)
 	synctest.Wait()
 	if got := w.has(uid); got != want {
 		w.t.Errorf("pod %s: %q, want %q", uid, got, want)
@@ -295,6 +298,27 @@ func TestClaims_Resolve(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A plugin that changes its list all the time costs ten looks a second at most.
+func TestClaims_PluginChangesItsListAllTheTime_LooksPause(t *testing.T) {
+	t.Parallel()
+	runClaims(t, func(w *world, c *Claims) {
+		w.allocate("c", "a=a.example/gpu:2")
+		c.Bind(demand("p", "main c"))
+		w.expect("p", "main DeviceGone")
+		w.walks = 0
+		for range 1000 {
+			w.list(gpu, "1")
+			time.Sleep(10 * time.Millisecond)
+		}
+		synctest.Wait()
+		if w.walks < 50 || w.walks > 110 {
+			t.Errorf("%d looks at all lists within 10 s", w.walks)
+		}
+		w.list(gpu, "1", "2")
+		w.expect("p", "main gpu:[2] uncounted 1")
+	})
 }
 
 func TestClaims_APIServerIsAway_PodWaitsAndEachClaimIsReadOnce(t *testing.T) {

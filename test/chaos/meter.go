@@ -14,7 +14,7 @@ import (
 const (
 	hookLimit   = 0.2       // seconds, for 99 of 100 hooks
 	memoryLimit = 150 << 20 // bytes of devmgrd
-	writeLimit  = 120       // writes of ResourceSlices in a minute
+	writeLimit  = 120       // writes of ResourceSlices in a minute, by one process: the pauses begin again with the next
 )
 
 // A meter adds up what devmgrd says of itself, over its restarts.
@@ -24,7 +24,7 @@ type meter struct {
 	last   map[string]float64 // the counters of this process
 	sums   map[string]float64 // of those before it
 	memory int                // the most so far, in bytes
-	minute []sample           // the writes of slices in the last minute
+	minute []sample           // the writes of slices in the last minute, by this process
 	writes float64            // the most in a minute
 }
 
@@ -55,7 +55,7 @@ func (m *meter) look(w *world, now time.Time) {
 		for name, n := range m.last {
 			m.sums[name] += n
 		}
-		m.pid, m.last = pid, map[string]float64{}
+		m.pid, m.last, m.minute = pid, map[string]float64{}, nil
 	}
 	m.last = counters(text)
 	total := m.total(sliceWrites)
