@@ -66,16 +66,13 @@ type Files struct {
 	used      map[device.ClaimRequest]bool               // files that are written again, so that the runtime reads them again
 	stale     bool                                       // the guards are as of another Hook
 	unwritten map[device.ClaimRequest]error              // files that could not be written
-	runtime   int32                                      // its process; 0: not known
-	connected chan struct{}                              // closed when hook or runtime changes
-	asked     bool                                       // the runtime has said whether it reads the files
-	fault     error                                      // why it does not
+	runtime   *runtime                                   // replaced, never nil
 }
 
 // New returns Files with those of this boot that are in the directory, and removes those of others.
 func New(c Config) *Files {
 	f := &Files{
-		Config: c, kick: make(chan struct{}, 1), connected: make(chan struct{}), all: map[device.ClaimRequest]*File{}, prepared: map[device.ClaimUID]bool{},
+		Config: c, kick: make(chan struct{}, 1), runtime: newRuntime(Away, 0), all: map[device.ClaimRequest]*File{}, prepared: map[device.ClaimUID]bool{},
 		users: map[device.ClaimUID]map[device.PodUID]bool{}, outdated: map[device.Container]bool{}, used: map[device.ClaimRequest]bool{},
 		unwritten: map[device.ClaimRequest]error{},
 	}
@@ -88,8 +85,8 @@ func New(c Config) *Files {
 func (f *Files) SetHook(now Hook, runtime int32) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	close(f.connected)
-	f.runtime, f.connected, f.asked, f.fault = runtime, make(chan struct{}), false, nil
+	close(f.runtime.left)
+	f.runtime = newRuntime(now, runtime)
 	if f.hook != now {
 		f.hook, f.stale = now, true
 		f.wake()
@@ -137,7 +134,8 @@ func (f *Files) Check() error {
 	for _, err := range f.unwritten {
 		return err
 	}
-	return f.fault
+	fault, _ := f.runtime.verdict()
+	return fault
 }
 
 // File returns what the file of a request says.

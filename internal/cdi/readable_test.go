@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,7 +15,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/cri"
 )
 
-// A runtime says whether it reads the files. Each that connects is asked, until it has answered once; no preparation goes on while none is connected.
+// Each runtime that connects is asked until it has answered once; a preparation waits for the answer.
 func TestReadable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -24,66 +25,95 @@ func TestReadable(t *testing.T) {
 			err   error
 		}
 		off, on, elsewhere := answer{cri.CDI{Off: true}, true, nil}, answer{cri.CDI{Dirs: []string{"/etc/cdi", n.dir + "/"}}, true, nil}, answer{cri.CDI{Dirs: []string{"/etc/cdi"}}, true, nil}
+		starting := answer{err: errors.New("server is not initialized yet"), found: true}
+		var mu sync.Mutex // guards what follows
 		answers, asked := off, 0
-		var meanwhile func() // the runtime answers
-		f := cdi.New(cdi.Config{Dir: n.dir, Boot: "boot-1", Allocator: n, Grants: n, Log: slog.New(slog.DiscardHandler), Runtime: func(_ context.Context, pid int32) (cri.CDI, bool, error) {
-			if asked++; pid != 7 {
-				t.Errorf("process %d is asked", pid)
+		var meanwhile func() // while the runtime answers
+		now := func(a answer) {
+			mu.Lock()
+			defer mu.Unlock()
+			answers, asked = a, 0
+		}
+		times := func() int {
+			mu.Lock()
+			defer mu.Unlock()
+			return asked
+		}
+		f := cdi.New(cdi.Config{Dir: n.dir, Boot: "boot-1", Allocator: n, Grants: n, Log: slog.New(slog.DiscardHandler), Runtime: func(ctx context.Context, pid int32) (cri.CDI, bool, error) {
+			if _, limited := ctx.Deadline(); pid != 7 || !limited {
+				t.Errorf("process %d is asked, with a limit: %v", pid, limited)
 			}
-			now := answers
-			if meanwhile != nil {
-				meanwhile()
+			mu.Lock()
+			asked++
+			a, also := answers, meanwhile
+			meanwhile = nil
+			mu.Unlock()
+			if also != nil {
+				also()
 			}
-			return now.got, now.found, now.err
+			return a.got, a.found, a.err
 		}})
-		wants := func(what, want string, asks int) {
+		go f.AskRuntime(t.Context())
+		wants := func(what, want string, after time.Duration) {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
-			before := asked
+			began := time.Now()
 			if err := f.Readable(ctx); (err == nil) != (want == "") || !strings.Contains(fmt.Sprint(err), want) && want != "" {
 				t.Errorf("%s: %v, want %q", what, err, want)
 			}
-			if asked-before != asks {
-				t.Errorf("%s: the runtime was asked %d times, want %d", what, asked-before, asks)
+			if took := time.Since(began); took < after || took > 3*after {
+				t.Errorf("%s: known after %v, want %v", what, took, after)
 			}
 		}
-		wants("none is connected", "not connected", 0)
-		f.SetHook(cdi.Visible, 7)
-		wants("CDI is off", "enable_cdi = true", 1)
+		connect := func(hook cdi.Hook, pid int32, a answer) {
+			now(a)
+			f.SetHook(hook, pid)
+		}
+		wants("none is connected", "not connected", 30*time.Second)
+
+		connect(cdi.Visible, 7, off)
+		wants("CDI is off", "enable_cdi = true", 0)
 		wants("CDI is off, again", "enable_cdi = true", 0)
-		if err := f.Check(); err == nil || !strings.Contains(err.Error(), "ClaimMismatch: CDI is off") {
-			t.Errorf("Check: %v", err)
+		if err := f.Check(); err == nil || !strings.Contains(err.Error(), "ClaimMismatch: CDI is off") || times() != 1 {
+			t.Errorf("Check: %v; asked %d times", err, times())
 		}
 		f.SetHook(cdi.Away, 0)
-		wants("the connection is lost", "not connected", 0)
+		wants("the connection is lost", "not connected", 30*time.Second)
 		if err := f.Check(); err != nil {
 			t.Errorf("the next runtime may read them: %v", err)
 		}
+		time.AfterFunc(20*time.Second, func() { connect(cdi.Visible, 7, elsewhere) })
+		wants("it comes back with other directories", "dra.cdiDir", 20*time.Second)
 
-		answers = elsewhere
-		time.AfterFunc(20*time.Second, func() { f.SetHook(cdi.Visible, 7) })
-		wants("it comes back with other directories", "dra.cdiDir", 1)
-
-		f.SetHook(cdi.Visible, 7)
-		answers = answer{err: errors.New("server is not initialized yet"), found: true}
-		wants("it is not ready", "not initialized yet", 1)
-		answers = on
-		wants("it is ready", "", 1)
+		connect(cdi.Visible, 7, starting)
+		wants("it does not become ready", "not known yet whether the runtime reads the CDI files of claims: server is not initialized yet", 30*time.Second)
+		if n := times(); n < 3 || n > 15 {
+			t.Errorf("asked %d times in 30 s", n)
+		}
+		connect(cdi.Visible, 7, starting)
+		time.AfterFunc(time.Second, func() { now(on) })
+		wants("it is ready after a second", "", time.Second)
 		wants("it reads them", "", 0)
 
-		answers = answer{}
-		f.SetHook(cdi.Hidden, 7)
-		wants("it cannot be asked", "", 1)
-		f.SetHook(cdi.Hidden, 0)
+		connect(cdi.Visible, 7, answer{})
+		time.AfterFunc(time.Second, func() { now(off) })
+		wants("it listens after a second", "enable_cdi = true", time.Second)
+		connect(cdi.Hidden, 7, answer{})
+		wants("it listens at another socket", "", 5*time.Second)
+		connect(cdi.Hidden, 0, answer{})
 		wants("its process is not known", "", 0)
-
-		answers, meanwhile = on, func() {
-			answers, meanwhile = off, nil
-			f.SetHook(cdi.Away, 0)
-			f.SetHook(cdi.Visible, 7)
+		if n := times(); n > 0 {
+			t.Errorf("asked %d times", n)
 		}
-		f.SetHook(cdi.Visible, 7)
-		wants("another process with the same PID connects meanwhile", "enable_cdi = true", 2)
+
+		mu.Lock()
+		meanwhile = func() {
+			f.SetHook(cdi.Away, 0)
+			connect(cdi.Visible, 7, off)
+		}
+		mu.Unlock()
+		connect(cdi.Visible, 7, on)
+		wants("another process with the same PID connects meanwhile", "enable_cdi = true", 0)
 	})
 }

@@ -4,12 +4,15 @@ package cri
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -35,30 +38,34 @@ func over(dial func(context.Context, string) (net.Conn, error)) (*grpc.ClientCon
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxAnswer)))
 }
 
-// CDI is a runtime's configuration of CDI. The zero value: it does not report it, as CRI-O, whose CDI is always on.
+// CDI is a runtime's configuration of CDI. The zero value: it does not report it.
 type CDI struct {
 	Off  bool     // it adds no CDI devices to containers
 	Dirs []string // in which it looks for CDI specifications; none: not reported, or as the release has it
 }
 
-// ReadCDI reads the configuration that containerd reports as the info "config" of its status.
+// ReadCDI reads the configuration that containerd and CRI-O report as the info "config" of their status. CDI is always on in CRI-O.
 func ReadCDI(config string) CDI {
 	var c struct {
-		Enable *bool    `json:"enableCDI"` // gone in containerd 2.4
-		Dirs   []string `json:"cdiSpecDirs"`
+		Enable *bool                          `json:"enableCDI"` // gone in containerd 2.4
+		Dirs   []string                       `json:"cdiSpecDirs"`
+		CRIO   struct{ CDISpecDirs []string } `json:"crio"` // since CRI-O 1.33
 	}
 	if json.Unmarshal([]byte(config), &c) != nil {
 		return CDI{}
 	}
-	return CDI{Off: c.Enable != nil && !*c.Enable, Dirs: c.Dirs}
+	return CDI{Off: c.Enable != nil && !*c.Enable, Dirs: append(c.Dirs, c.CRIO.CDISpecDirs...)}
 }
 
-// AskCDI asks the process with this PID, if it listens on one of these sockets: a node may have several runtimes. found is false if it does not. An error
-// is that process's: it may answer later.
+// AskCDI asks the process with this PID, if it listens on one of these sockets: a node may have several runtimes. found is false if it does not. After
+// an error it may answer later.
 func AskCDI(ctx context.Context, sockets []string, pid int32) (got CDI, found bool, err error) {
 	for _, path := range sockets {
 		c, err := new(net.Dialer).DialContext(ctx, "unix", path)
-		if err != nil {
+		switch {
+		case errors.Is(err, unix.EAGAIN): // it has not accepted many connections
+			return CDI{}, true, err
+		case err != nil:
 			continue
 		}
 		if listens, err := socket.Peer(c); err != nil || listens != pid {
@@ -91,7 +98,11 @@ func ask(ctx context.Context, c net.Conn) (CDI, error) {
 
 // Fault returns why the runtime does not add the CDI devices whose files are in dir, and the remedy; empty: no reason is known.
 func (c CDI) Fault(dir string) (why, remedy string) {
-	same := func(of string) bool { return filepath.Clean(of) == filepath.Clean(dir) || real(of) == real(dir) }
+	same := func(of string) bool {
+		a, failed := os.Stat(of)
+		b, err := os.Stat(dir)
+		return err == nil && failed == nil && os.SameFile(a, b) || real(of) == real(dir)
+	}
 	switch {
 	case c.Off:
 		return "CDI is off in the runtime's configuration",

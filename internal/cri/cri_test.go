@@ -2,6 +2,7 @@ package cri_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -19,12 +21,14 @@ import (
 	"github.com/devmgrd/devmgrd/internal/cri"
 )
 
-// Configurations as containerd 1.7.35, 2.3 and 2.4.2 report them, and CRI-O.
+// Configurations as containerd 1.7.35, 2.3 and 2.4.2 report them, and CRI-O 1.33 and before.
 func TestReadCDI(t *testing.T) {
 	for config, want := range map[string]cri.CDI{
 		`{"enableCDI":false,"cdiSpecDirs":["/etc/cdi","/var/run/cdi"]}`: {Off: true, Dirs: []string{"/etc/cdi", "/var/run/cdi"}},
 		`{"enableCDI":true,"cdiSpecDirs":["/etc/cdi"]}`:                 {Dirs: []string{"/etc/cdi"}},
 		`{"cdiSpecDirs":["/etc/cdi"]}`:                                  {Dirs: []string{"/etc/cdi"}},
+		`{"crio":{"CDISpecDirs":["/etc/cdi"]},"sandboxImage":"pause"}`:  {Dirs: []string{"/etc/cdi"}},
+		`{"sandboxImage":"pause"}`:                                      {},
 		`{"enableCDI":"no"}`:                                            {},
 		"":                                                              {},
 	} {
@@ -65,6 +69,22 @@ func TestFault(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
+	check()
+	if err := os.Remove(link); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(link, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(filepath.Dir(dir), link, "", unix.MS_BIND, ""); err != nil {
+		t.Logf("a directory that is mounted at two places is not tested: %v", err)
+		return
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(link, 0); err != nil {
+			t.Error(err)
+		}
+	})
 	check()
 }
 
@@ -112,6 +132,23 @@ func TestAskCDI(t *testing.T) {
 	t.Cleanup(s.Stop)
 	wants("it is being started", pid, true, "not initialized yet")
 	wants("another process listens", 1, false, "")
+	full, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(full) })
+	if err := errors.Join(unix.Bind(full, &unix.SockaddrUnix{Name: path + ".none"}), unix.Listen(full, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := net.Dial("unix", path+".none"); err != nil {
+		t.Fatal(err)
+	} else {
+		t.Cleanup(func() { c.Close() })
+	}
+	wants("a runtime accepts no connection", pid, true, "temporarily unavailable")
+	if err := os.Remove(path + ".none"); err != nil {
+		t.Fatal(err)
+	}
 	r.ready.Store(true)
 	if got := wants("it answers", pid, true, ""); !got.Off {
 		t.Errorf("%+v", got)

@@ -201,7 +201,7 @@ func (c *claims) check() error {
 
 // runs returns what has to run.
 func (c *claims) runs() []func(context.Context) error {
-	return []func(context.Context) error{c.Claims.Run, c.publisher.Run, c.files.Run, c.server.Run}
+	return []func(context.Context) error{c.Claims.Run, c.publisher.Run, c.files.Run, c.files.AskRuntime, c.server.Run}
 }
 
 var _ pods.Sink = (*dra.Claims)(nil)

@@ -268,9 +268,6 @@ func (s *Server) answer(ctx, hold context.Context, c *drav1.Claim) *drav1.NodePr
 	if waited {
 		result = "waited"
 	}
-	if err == nil && len(got.results) > 0 {
-		err = s.Files.Readable(hold)
-	}
 	var names [][]string
 	if err == nil {
 		names, err = s.write(ctx, c.Namespace, c.Name, got, false)
@@ -287,7 +284,7 @@ func (s *Server) answer(ctx, hold context.Context, c *drav1.Claim) *drav1.NodePr
 	return one
 }
 
-// prepare waits until a pod has the devices of a claim, while hold lasts: the claim itself is read within the caller's time. A claim that no
+// prepare waits until the runtime is known to read CDI files and a pod has the devices of a claim, while hold lasts: the claim itself is read within the caller's time. A claim that no
 // container uses, as far as devmgrd knows, is not ready: if devmgrd were wrong, a container would start without its devices.
 func (s *Server) prepare(ctx, hold context.Context, c *drav1.Claim) (got claim, waited bool, err error) {
 	got, err = s.Claims.read(ctx, c.Namespace, c.Name)
@@ -301,6 +298,9 @@ func (s *Server) prepare(ctx, hold context.Context, c *drav1.Claim) (got claim, 
 	}
 	s.Claims.renew(c.Namespace, c.Name, got)
 	for {
+		if err := s.Files.Readable(hold); err != nil {
+			return claim{}, true, err
+		}
 		updated := s.Allocator.Updated() // before anything is asked
 		users, unused, changed := s.Claims.users(c.Namespace, c.Name, got)
 		why := device.Wait{Reason: device.UnknownPod, Message: "no pod of this node is known for which the claim is reserved"}

@@ -71,7 +71,10 @@ type written struct {
 	unreadable error // by the runtime
 }
 
-func (w *written) Readable(context.Context) error {
+func (w *written) Readable(ctx context.Context) error {
+	if _, limited := ctx.Deadline(); !limited {
+		return errors.New("waits without a limit")
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.unreadable

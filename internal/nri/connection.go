@@ -174,9 +174,19 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	hook := func(cdi.Hook, int32) {}
+	if n.config.Claims != nil {
+		hook = n.config.Claims.SetHook
+	}
+	var reports sync.Mutex // guards over, and makes the loss of the connection the last report of it
+	over := false          // a list that is handled longer than the connection lasts counts for nothing
 	defer func() {
 		conn.Close()
+		reports.Lock()
+		defer reports.Unlock()
+		over = true
 		n.connected.Store(false)
+		hook(cdi.Away, 0)
 		n.config.Runtime.RuntimeLost()
 	}()
 	runtime, err := socket.Peer(conn)
@@ -184,11 +194,6 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 		return false, err
 	}
 	n.seesRuntime.Store(runtime > 0)
-	hook := func(cdi.Hook, int32) {}
-	if n.config.Claims != nil {
-		hook = n.config.Claims.SetHook
-	}
-	defer hook(cdi.Away, 0)
 	lost := make(chan struct{})
 	var once sync.Once
 	var synced atomic.Bool
@@ -196,7 +201,13 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	p := &plugin{
 		allocator: n.config.Allocator, runtime: n.config.Runtime, pods: n.config.Pods, notifier: n.config.Notifier, redirect: n.config.Redirect, dirs: n.config.Dirs, rules: n.config.Rules, grants: n.grants, claimFiles: n.config.Claims,
 		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, hostChecks: &n.hostChecks, hooks: &n.hooks, notRedirected: &n.notRedirected, present: &n.present, features: &n.features,
-		synced: func() {
+		synced: func(report func()) {
+			reports.Lock()
+			defer reports.Unlock()
+			if over {
+				return
+			}
+			report()
 			synced.Store(true)
 			n.connected.Store(true)
 			n.stuck.Store(nil)

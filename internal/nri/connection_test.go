@@ -10,6 +10,7 @@ import (
 	"net"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -226,5 +228,98 @@ func TestConnection_RuntimeHangsWhileItStarts_LeavesNoSecondPlugin(t *testing.T)
 	}
 	if n := asked(); n != 1 {
 		t.Errorf("%d plugins of ours were asked about a container, want 1", n)
+	}
+}
+
+// claimFiles are CDI files of claims. The first question for the devices of a container waits for goOn.
+type claimFiles struct {
+	asked, goOn chan struct{}
+	later       atomic.Bool
+	hooks       chan cdi.Hook
+}
+
+func (c *claimFiles) Devices([]string) map[device.ResourceName][]device.ID {
+	if !c.later.Swap(true) {
+		close(c.asked)
+		<-c.goOn
+	}
+	return nil
+}
+func (c *claimFiles) SetHook(now cdi.Hook, _ int32)             { c.hooks <- now }
+func (c *claimFiles) File(device.ClaimRequest) (cdi.File, bool) { return cdi.File{}, false }
+func (c *claimFiles) Used(...device.ClaimRequest)               {}
+func (c *claimFiles) Outdated(device.Container)                 {}
+
+// relay passes on all connections to a runtime's socket. cut ends those that there are.
+func relay(t *testing.T, socket string) (path string, cut func()) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "relay.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var work sync.WaitGroup
+	var mu sync.Mutex
+	var open []net.Conn
+	cut = func() {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, c := range open {
+			c.Close()
+		}
+		open = nil
+	}
+	t.Cleanup(func() { l.Close(); cut(); work.Wait() })
+	work.Go(func() {
+		for {
+			ours, err := l.Accept()
+			if err != nil {
+				return
+			}
+			theirs, err := net.Dial("unix", socket)
+			if err != nil {
+				t.Error(err)
+				ours.Close()
+				return
+			}
+			mu.Lock()
+			open = append(open, ours, theirs)
+			mu.Unlock()
+			work.Go(func() { io.Copy(ours, theirs); ours.Close() })
+			work.Go(func() { io.Copy(theirs, ours); theirs.Close() })
+		}
+	})
+	return path, cut
+}
+
+// The connection is lost while devmgrd handles the runtime's list, and the next one is there before it is done: the former list counts for nothing.
+func TestConnection_LostWhileTheListIsHandled_ListDoesNotCount(t *testing.T) {
+	t.Parallel()
+	withClaim := container()
+	withClaim.CDIDevices = []*api.CDIDevice{{Name: cdi.DeviceName(device.ClaimRequest{Claim: "c", Request: "r"}, "d")}}
+	_, socket := runtime(t, []*api.PodSandbox{sandbox()}, []*api.Container{withClaim})
+	path, cut := relay(t, socket)
+	files := &claimFiles{asked: make(chan struct{}), goOn: make(chan struct{}), hooks: make(chan cdi.Hook, 16)}
+	metrics := prometheus.NewRegistry()
+	l := connectWith(t, path, func(n *Connection) {
+		n.config.Claims = files
+		metrics.MustRegister(n.metrics.hooks)
+	})
+	<-files.asked
+	cut()
+	if now := <-files.hooks; now != cdi.Away {
+		t.Errorf("the hook is %v, want Away", now)
+	}
+	l.list(t)
+	if now := <-files.hooks; now == cdi.Away {
+		t.Error("the hook is Away after the next connection")
+	}
+	close(files.goOn)
+	eventually(t, "both lists have been handled", func() bool {
+		all, err := metrics.Gather()
+		return err == nil && len(all) == 1 && all[0].Metric[0].Histogram.GetSampleCount() == 2
+	})
+	if len(l.lists) > 0 || len(files.hooks) > 0 {
+		t.Errorf("%d lists and %d hooks are reported late", len(l.lists), len(files.hooks))
 	}
 }

@@ -13,22 +13,22 @@ import (
 )
 
 // Synchronize receives all sandboxes and containers when the runtime connects. The runtime sends no event before it has returned.
-func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, containers []*api.Container) (_ []*api.ContainerUpdate, err error) {
+func (p *plugin) Synchronize(_ context.Context, listed []*api.PodSandbox, containers []*api.Container) (_ []*api.ContainerUpdate, err error) {
 	defer p.hook("Synchronize")()
 	defer p.survive("Synchronize", &err)
 	// If fewer than four are left to list, NRI 0.12.5 adds empty entries or panics.
-	sandboxes = slices.DeleteFunc(sandboxes, func(s *api.PodSandbox) bool { return s.GetId() == "" })
+	listed = slices.DeleteFunc(listed, func(s *api.PodSandbox) bool { return s.GetId() == "" })
 	containers = slices.DeleteFunc(containers, func(c *api.Container) bool { return c.GetId() == "" })
 	used := make(map[string]bool, len(containers)) // sandboxes
 	for _, c := range containers {
 		used[c.GetPodSandboxId()] = true
 	}
-	pods := make(map[string]*api.PodSandbox, len(sandboxes))
+	pods := make(map[string]*api.PodSandbox, len(listed))
 	var local []device.PodDemand
-	p.present.clear()
-	for _, s := range sandboxes {
+	var present sandboxes
+	for _, s := range listed {
 		pods[s.GetId()] = s
-		p.present.add(s)
+		present.add(s)
 		// The runtime lists stopped sandboxes too, until the kubelet removes them; they have no process. Some running sandboxes
 		// have none either: their containers show them, or devmgrd sees them when they get one.
 		if !p.local(s) || s.GetPid() == 0 && !used[s.GetId()] {
@@ -44,7 +44,7 @@ func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, con
 	for _, c := range containers {
 		pod := pods[c.GetPodSandboxId()]
 		r := running(pod, c)
-		p.present.addID(string(r.Container.Pod), c.GetPodSandboxId(), "") // the runtime may leave out a sandbox that it cannot reach
+		present.addID(string(r.Container.Pod), c.GetPodSandboxId(), "") // the runtime may leave out a sandbox that it cannot reach
 		if r.Stamp, r.Digests = stamped(c.GetAnnotations(), &expandable); r.Stamp == nil && r.Digests == nil {
 			r.Stamp = p.alone(c, r.Container)
 		}
@@ -57,14 +57,16 @@ func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, con
 			astray[c.GetId()] = notRedirectedContainer{device.PodContainer{Pod: identity(pod), Name: nameOf(c)}, c.GetPodSandboxId()}
 		}
 	}
-	p.dirs.PodsPresent(p.present.has)
-	p.notRedirected.replace(astray)
-	for id, c := range astray {
-		p.notifier.NotRedirected(c.Pod, c.Name, func() bool { return p.notRedirected.has(id) })
-	}
-	p.runtime.RuntimeSynced(all, local)
-	p.log.Info("synchronized with container runtime", "pods", len(sandboxes), "containers", len(all))
-	p.synced()
+	p.synced(func() {
+		p.present.replace(&present)
+		p.dirs.PodsPresent(p.present.has)
+		p.notRedirected.replace(astray)
+		for id, c := range astray {
+			p.notifier.NotRedirected(c.Pod, c.Name, func() bool { return p.notRedirected.has(id) })
+		}
+		p.runtime.RuntimeSynced(all, local)
+		p.log.Info("synchronized with container runtime", "pods", len(listed), "containers", len(all))
+	})
 	return nil, nil
 }
 

@@ -183,10 +183,11 @@ func (s *sandboxes) has(uid device.PodUID) bool {
 	return len(s.ids[string(uid)]) > 0
 }
 
-func (s *sandboxes) clear() {
+// replace takes over the sandboxes of another value, which must not be used afterwards.
+func (s *sandboxes) replace(by *sandboxes) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ids = nil
+	s.ids = by.ids
 }
 
 // remove removes a sandbox and reports whether it was the pod's last one.

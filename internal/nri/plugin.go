@@ -104,7 +104,7 @@ type plugin struct {
 	maxWait       time.Duration
 	log           *slog.Logger
 	metrics       *metrics
-	synced        func() // called at the end of Synchronize
+	synced        func(report func()) // called at the end of Synchronize; calls report while the runtime is connected
 	hostChecks    *hostChecks
 	hooks         *hooks
 	notRedirected *notRedirected
