@@ -13,8 +13,8 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/lists"
-	"github.com/devmgrd/devmgrd/internal/peercreds"
 	"github.com/devmgrd/devmgrd/internal/socket"
+	"github.com/devmgrd/devmgrd/internal/socket/peercreds"
 )
 
 // record writes an operator's command and its outcome into the history and the log. The log has them also where the history

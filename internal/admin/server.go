@@ -16,9 +16,9 @@ import (
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/peercreds"
-	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/socket"
+	"github.com/devmgrd/devmgrd/internal/socket/peercreds"
+	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
 
 // A View shows pods, resources and devices. Its methods return at once.

@@ -11,12 +11,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/devmgrd/devmgrd/internal/containers"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/containers"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/feed"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/flapping"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/feed"
-	"github.com/devmgrd/devmgrd/internal/flapping"
-	"github.com/devmgrd/devmgrd/internal/holdings"
-	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // A Registry knows the device plugins and what they offer.

@@ -8,9 +8,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/holdings"
-	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // Pauses before a retry after a plugin failure: they double from the first to the last.

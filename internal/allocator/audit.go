@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/containers"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/containers"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 

@@ -3,8 +3,8 @@ package allocator
 import (
 	"reflect"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // Cordon takes devices out of service, or changes the reason. If a device is unknown, Cordon changes nothing and returns a

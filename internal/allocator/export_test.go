@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/holdings"
 )
 
 // CheckInvariants compares the pools with their sources, and the assignments with the state file. Pods in the middle of an

@@ -4,9 +4,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/failures"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/failures"
-	"github.com/devmgrd/devmgrd/internal/holdings"
 )
 
 // examineLocked checks which devices in use have failed, after the offer or its list has changed. While the plugin is

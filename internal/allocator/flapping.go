@@ -5,9 +5,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/flapping"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/flapping"
-	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // A device that becomes unhealthy again and again is suspended: like a cordon, with an end. The record is durable before the

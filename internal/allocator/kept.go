@@ -4,8 +4,8 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // A plugin may refuse one container of a pod and grant another one: the grants that it has given are kept for the pod's next attempt with the same

@@ -4,8 +4,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/holdings"
 )
 
 // A pod is the allocator's state of one pod. Allocator.mu guards it.

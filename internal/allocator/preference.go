@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // Results of preference requests, in the metric devmgrd_preferred_allocations_total.

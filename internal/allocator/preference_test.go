@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // last prefers the devices with the highest IDs.

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // A preparation is the state of PreStartContainer for the next start of one container. Plugins that require it need the call

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/holdings"
 )
 
 // recallLocked loads a pod from the state file.

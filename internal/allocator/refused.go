@@ -6,10 +6,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/containers"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/containers"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/holdings"
-	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // A refused container has devices and cannot start with them: the hook has found why, or the runtime could not create it. Between two attempts of the

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/failures"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/failures"
-	"github.com/devmgrd/devmgrd/internal/holdings"
 )
 
 // A grant is a plugin's answer to Allocate. A grant holds for one boot of the machine: device nodes are

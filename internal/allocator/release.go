@@ -5,9 +5,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/containers"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/containers"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/holdings"
 )
 
 // The devices of an ended pod stay the pod's, on disk too, until all that is required has been proved: the runtime has no container

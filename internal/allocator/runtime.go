@@ -7,9 +7,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/containers"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/containers"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/holdings"
 )
 
 // RuntimeSynced takes over the runtime's containers and all static pods. Devices that a container's stamp names and the state

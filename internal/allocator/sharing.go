@@ -5,9 +5,9 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/holdings"
-	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // Containers that use one ResourceClaim, of one pod or of several, share its devices. A plugin does not know that: under a kubelet it is

@@ -4,8 +4,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // Snapshot returns all pods. It is free while nothing changes.

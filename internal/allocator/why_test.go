@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // The reasons of a choice are kept with it, over restarts and renewed grants.

@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/lists"
 )
 

@@ -21,7 +21,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 const (

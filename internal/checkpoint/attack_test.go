@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // replacings is how often the mirror writes its file again during the attack. A read by path loses within 50.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // podDirs are directories of plugin pods.

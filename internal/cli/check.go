@@ -14,9 +14,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/cli/internal/preflight"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/nri"
-	"github.com/devmgrd/devmgrd/internal/preflight"
 	"github.com/devmgrd/devmgrd/internal/visible"
 )
 

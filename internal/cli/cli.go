@@ -11,7 +11,7 @@ import (
 	"syscall"
 
 	"github.com/devmgrd/devmgrd/config"
-	"github.com/devmgrd/devmgrd/internal/pluginrules"
+	"github.com/devmgrd/devmgrd/internal/registry/pluginrules"
 	"github.com/devmgrd/devmgrd/internal/visible"
 )
 

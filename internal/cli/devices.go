@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/cli/internal/table"
 	"github.com/devmgrd/devmgrd/internal/lists"
-	"github.com/devmgrd/devmgrd/internal/table"
 )
 
 // newDevicesCommand returns "devmgrd devices".

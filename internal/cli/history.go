@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
-	"github.com/devmgrd/devmgrd/internal/table"
+	"github.com/devmgrd/devmgrd/internal/cli/internal/table"
 )
 
 // newHistoryCommand returns "devmgrd history".

@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
+	"github.com/devmgrd/devmgrd/internal/cli/internal/migrate"
 	"github.com/devmgrd/devmgrd/internal/kube"
-	"github.com/devmgrd/devmgrd/internal/migrate"
 )
 
 // newImportCommand returns "devmgrd import".

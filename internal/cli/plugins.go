@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
-	"github.com/devmgrd/devmgrd/internal/table"
+	"github.com/devmgrd/devmgrd/internal/cli/internal/table"
 )
 
 // newPluginsCommand returns "devmgrd plugins".

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/cli/internal/table"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/lists"
-	"github.com/devmgrd/devmgrd/internal/pluginrules"
-	"github.com/devmgrd/devmgrd/internal/table"
+	"github.com/devmgrd/devmgrd/internal/registry/pluginrules"
 )
 
 // newRulesCommand returns "devmgrd rules".

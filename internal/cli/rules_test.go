@@ -14,8 +14,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/admin"
 	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/pluginrules"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/internal/registry/pluginrules"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // served is where a resource's plugin registered.

@@ -15,10 +15,10 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/cli/internal/preflight"
+	"github.com/devmgrd/devmgrd/internal/cli/internal/table"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/preflight"
 	"github.com/devmgrd/devmgrd/internal/store"
-	"github.com/devmgrd/devmgrd/internal/table"
 )
 
 var update = flag.Bool("update", false, "write the golden files")

@@ -11,7 +11,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/admin"
 	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // status --wait ends as soon as all components are ready, and fails with the names of those that are not.

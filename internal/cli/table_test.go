@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/devmgrd/devmgrd/client"
-	"github.com/devmgrd/devmgrd/internal/table"
+	"github.com/devmgrd/devmgrd/internal/cli/internal/table"
 )
 
 // What plugins have said neither steers a terminal nor hides in it: in tables, and in the daemon's errors.

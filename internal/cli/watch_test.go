@@ -13,7 +13,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/admin"
 	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 type nowhere struct{}

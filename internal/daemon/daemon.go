@@ -19,20 +19,20 @@ import (
 	"github.com/devmgrd/devmgrd/internal/boot"
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/healthcommand"
 	"github.com/devmgrd/devmgrd/internal/history"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
 	"github.com/devmgrd/devmgrd/internal/nri"
-	"github.com/devmgrd/devmgrd/internal/pluginrules"
 	"github.com/devmgrd/devmgrd/internal/podresources"
 	"github.com/devmgrd/devmgrd/internal/pods"
 	"github.com/devmgrd/devmgrd/internal/registry"
-	"github.com/devmgrd/devmgrd/internal/shareddir"
+	"github.com/devmgrd/devmgrd/internal/registry/pluginrules"
+	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 	"github.com/devmgrd/devmgrd/internal/statuspage"
 	"github.com/devmgrd/devmgrd/internal/store"
 	"github.com/devmgrd/devmgrd/internal/units"
+	"github.com/devmgrd/devmgrd/internal/units/healthcommand"
 	"github.com/devmgrd/devmgrd/internal/version"
 )
 
@@ -104,7 +104,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	})
 	var runtime *nri.Connection
 	journal := history.NewJournal(historyFile, logFor("history"))
-	gate := releaseGate(c.Release, pluginOf(plugins.Registrations), func() *nri.Connection { return runtime }, logFor("release"), metrics)
+	gate := reclaimGate(c.Release, pluginOf(plugins.Registrations), func() *nri.Connection { return runtime }, logFor("release"), metrics)
 	devices := allocator.New(allocator.Config{
 		Registry:        plugins,
 		Plugins:         plugins,

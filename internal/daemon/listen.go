@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"github.com/devmgrd/devmgrd/config"
-	"github.com/devmgrd/devmgrd/internal/connlimit"
 	"github.com/devmgrd/devmgrd/internal/socket"
+	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
 )
 
 // webLimits bounds the connections of metrics.listen, so that a local user who opens many leaves enough to Prometheus and to the

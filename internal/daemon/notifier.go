@@ -14,8 +14,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
 	"github.com/devmgrd/devmgrd/internal/nri"
-	"github.com/devmgrd/devmgrd/internal/pluginrules"
 	"github.com/devmgrd/devmgrd/internal/pods"
+	"github.com/devmgrd/devmgrd/internal/registry/pluginrules"
 )
 
 // A notifier informs the owners of pods and of the node.

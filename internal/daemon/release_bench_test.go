@@ -20,7 +20,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/nri"
-	"github.com/devmgrd/devmgrd/internal/openers"
+	"github.com/devmgrd/devmgrd/internal/reclaim/openers"
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
@@ -40,7 +40,7 @@ func releasing(b *testing.B, level string, devices int) (*allocatortest.Allocato
 	served := make(chan error, 2)
 	go func() { served <- openers.Serve(ctx, l, 0, log) }()
 	c := config.Release{Check: map[string]string{"*": level}, Socket: filepath.Join(dir, "openers.sock"), Timeout: time.Minute}
-	gate := releaseGate(c, nil, nil, log, prometheus.NewRegistry())
+	gate := reclaimGate(c, nil, nil, log, prometheus.NewRegistry())
 	count := &counting{Client: openers.Client{Path: c.Socket}}
 	gate.Finder, gate.SeesRuntime = count, func() bool { return true }
 	go func() { served <- gate.Run(ctx) }()

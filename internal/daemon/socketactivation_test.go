@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // handedDir is where the process of TestHandedChild looks for its socket.

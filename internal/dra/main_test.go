@@ -3,7 +3,7 @@ package dra
 import (
 	"testing"
 
-	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 func TestMain(m *testing.M) {

@@ -21,9 +21,9 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/cdi"
-	"github.com/devmgrd/devmgrd/internal/connlimit"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/socket"
+	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
 )
 
 const (

@@ -28,7 +28,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // readiness is an allocator whose containers become ready when the test says so.

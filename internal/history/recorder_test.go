@@ -16,8 +16,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/history"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/internal/store"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 const gpu device.ResourceName = "vendor.com/gpu"

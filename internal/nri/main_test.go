@@ -3,7 +3,7 @@ package nri
 import (
 	"testing"
 
-	"github.com/devmgrd/devmgrd/internal/tempdir"
+	"github.com/devmgrd/devmgrd/test/tempdir"
 )
 
 func TestMain(m *testing.M) {

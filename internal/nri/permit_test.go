@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/pluginrules"
+	"github.com/devmgrd/devmgrd/internal/registry/pluginrules"
 )
 
 type reports []string

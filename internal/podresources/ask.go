@@ -9,8 +9,8 @@ import (
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/shareddir"
-	"github.com/devmgrd/devmgrd/internal/takeover"
+	"github.com/devmgrd/devmgrd/internal/podresources/internal/takeover"
+	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
 
 // KubeletDevices returns the number of devices of each resource in the kubelet's own device manager. The kubelet listens at the path

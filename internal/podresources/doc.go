@@ -34,5 +34,5 @@
 // # Goroutines and locks
 //
 // Run owns all goroutines: gRPC's, the call to the kubelet, one for each client of a watch, and the one that takes
-// over the kubelet's path (internal/takeover). No lock is held across a call.
+// over the kubelet's path (internal/podresources/internal/takeover). No lock is held across a call.
 package podresources

@@ -22,8 +22,8 @@ import (
 	proposal "github.com/devmgrd/devmgrd/api/podresources/v1alpha1"
 	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/internal/podresources"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 const (

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/devmgrd/devmgrd/internal/connlimit"
-	"github.com/devmgrd/devmgrd/internal/peercreds"
+	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
+	"github.com/devmgrd/devmgrd/internal/socket/peercreds"
 )
 
 // Limits of one client. A client is a pod, or a process outside of pods: by its process ID, by its pidfd outside the daemon's PID

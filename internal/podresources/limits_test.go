@@ -23,8 +23,8 @@ import (
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/internal/podresources"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // TestMain may be the noisy client of TestANoisyClient, which has to be another process.

@@ -12,7 +12,7 @@ import (
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/peercreds"
+	"github.com/devmgrd/devmgrd/internal/socket/peercreds"
 )
 
 const (

@@ -19,8 +19,8 @@ import (
 
 	proposal "github.com/devmgrd/devmgrd/api/podresources/v1alpha1"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/internal/podresources"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // expect compares a message with one as people write it.

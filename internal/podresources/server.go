@@ -21,12 +21,12 @@ import (
 	podresourcesv1 "github.com/devmgrd/devmgrd/api/devmgrd/podresources/v1"
 	proposal "github.com/devmgrd/devmgrd/api/podresources/v1alpha1"
 	"github.com/devmgrd/devmgrd/internal/backoff"
-	"github.com/devmgrd/devmgrd/internal/connlimit"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/peercreds"
-	"github.com/devmgrd/devmgrd/internal/shareddir"
+	"github.com/devmgrd/devmgrd/internal/podresources/internal/takeover"
 	"github.com/devmgrd/devmgrd/internal/socket"
-	"github.com/devmgrd/devmgrd/internal/takeover"
+	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
+	"github.com/devmgrd/devmgrd/internal/socket/peercreds"
+	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
 
 // An Allocator shows pods and resources. Its methods return at once.

@@ -18,7 +18,7 @@ import (
 
 	podresourcesv1 "github.com/devmgrd/devmgrd/api/devmgrd/podresources/v1"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // A follower does what the protocol tells its readers to do.

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // exchanges is how many drafts of kubelet.sock the attacker exchanges for a link. A chmod that follows links loses within 20.

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/internal/registry"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // A message may be as long as the limits allow: the kubelet breaks at 4 MiB.

@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
-	"github.com/devmgrd/devmgrd/internal/connlimit"
-	"github.com/devmgrd/devmgrd/internal/peercreds"
+	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
+	"github.com/devmgrd/devmgrd/internal/socket/peercreds"
 )
 
 // callerLimits bounds the connections to kubelet.sock, in total and per client. Further connections wait in line: a plugin may

@@ -14,8 +14,8 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/internal/registry"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 func timeouts(d time.Duration) func(*registry.Config) {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/shareddir"
+	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
 
 // A directory is a location with a kubelet.sock: the common one, or a plugin pod's own. The Registry watches it, and restores the socket.

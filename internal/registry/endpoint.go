@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/shareddir"
+	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
 
 // An endpoint is where a plugin serves: the name of a socket in the plugin's socket directory, from a Register request, or a path,

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // instance starts another plugin of the resource, on a socket of its own.

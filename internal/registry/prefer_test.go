@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/internal/registry"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // Prefer sends one container request with all that is known of the container. It returns the plugin's answer unchanged, even with

@@ -14,7 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugindir"
+	"github.com/devmgrd/devmgrd/internal/registry/internal/plugindir"
 )
 
 // Config is what a Registry needs. Only the plugin watcher's directories, PluginsDir, Rules, Listener, Known and RejectDuplicates may

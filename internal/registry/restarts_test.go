@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // loud returns how many log lines above level debug have the message.

@@ -17,7 +17,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/peercreds"
+	"github.com/devmgrd/devmgrd/internal/socket/peercreds"
 )
 
 // maxRegisterBytes is far more than a request of Register has.

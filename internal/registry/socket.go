@@ -7,8 +7,8 @@ import (
 	"net"
 	"path/filepath"
 
-	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/socket"
+	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
 
 const socketName = "kubelet.sock" // the name that every plugin knows

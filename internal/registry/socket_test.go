@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/internal/registry"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 func TestListenMakesDirectory(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/shareddir"
+	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
 
 const (

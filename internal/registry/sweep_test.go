@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/internal/registry"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // deadSocket makes a socket of that age on which no process listens.

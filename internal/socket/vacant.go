@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/shareddir"
+	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
 
 // Vacant returns nil if a server may take the name: it does not exist, is a socket without a listener, or is a file of another

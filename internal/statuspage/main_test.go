@@ -3,8 +3,8 @@ package statuspage_test
 import (
 	"testing"
 
-	"github.com/devmgrd/devmgrd/internal/plugintest"
-	"github.com/devmgrd/devmgrd/internal/tempdir"
+	"github.com/devmgrd/devmgrd/test/plugintest"
+	"github.com/devmgrd/devmgrd/test/tempdir"
 )
 
 func TestMain(m *testing.M) {

@@ -27,8 +27,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/admin"
 	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/internal/statuspage"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 const gpu = "vendor.example/gpu"

@@ -16,9 +16,9 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/internal/registry"
 	"github.com/devmgrd/devmgrd/internal/store"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 const gpu = "vendor.example/gpu"

@@ -22,7 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/devmgrd/devmgrd/internal/kube/kubetest"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // BenchmarkResidentMemory runs the built daemon with 1 000 devices and 110 pods that have one each, and reads its resident memory

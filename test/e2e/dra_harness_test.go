@@ -14,8 +14,8 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/dra"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/test/node"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // class applies the DeviceClasses that devmgrd prints, until the test ends; then its pods go first, for which the kubelet needs the driver.

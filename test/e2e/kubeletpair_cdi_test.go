@@ -5,8 +5,8 @@ package e2e
 import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 const cdiFile = "/etc/cdi/vendor.yaml"

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 const cdiSpecification = `{"cdiVersion": "0.5.0", "kind": "vendor.example/gpu", "devices": [{"name": "zero", "containerEdits": {

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/test/node"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // devmgrd, containerd and the plugin are killed, in turn and with a pod that comes or goes meanwhile. Containers run on, a restarted

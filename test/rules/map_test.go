@@ -3,6 +3,7 @@ package rules
 import (
 	"bytes"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -19,9 +20,6 @@ type mapped struct {
 	Tests   []string // beginnings of names
 	Run     []string // make targets
 }
-
-// helpers are packages for tests, which the map leaves out.
-var helpers = []string{"internal/fusetest", "internal/plugintest", "internal/tempdir"}
 
 // The map in CONTRIBUTING.md has each package once, names tests and targets that exist, and has the measured times.
 func TestMap_EachPackage_IsInContributing(t *testing.T) {
@@ -61,18 +59,8 @@ func TestMap_EachPackage_IsInContributing(t *testing.T) {
 		}
 		fmt.Fprintf(&table, "| `%s` | %s | `%s` | %s |\n", m.Package, inSeconds(seconds[m.Package]), strings.Join(m.Tests, " "), strings.Join(run, ", "))
 	}
-	dirs, err := filepath.Glob(filepath.Join(root, "internal/*"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, dir := range dirs {
-		name := "internal/" + filepath.Base(dir)
-		if n := count(packages, name); n != 1 && !slices.Contains(helpers, name) {
-			t.Errorf("test/map.yaml has %s %d times", name, n)
-		}
-	}
-	if len(packages) > len(dirs) || !slices.IsSorted(packages) {
-		t.Error("test/map.yaml has packages that do not exist, or is not sorted")
+	if want := productPackages(t); !slices.Equal(packages, want) {
+		t.Errorf("test/map.yaml has the packages %q, want %q", packages, want)
 	}
 	generated(t, "CONTRIBUTING.md", "test/map.yaml", table.String())
 }
@@ -84,13 +72,20 @@ func inSeconds(seconds string) string {
 	return seconds + " s"
 }
 
-func count(all []string, one string) (n int) {
-	for _, s := range all {
-		if s == one {
-			n++
+// productPackages returns the directories below internal that have Go code, but for helpers of tests.
+func productPackages(t *testing.T) (all []string) {
+	err := filepath.WalkDir(filepath.Join(root, "internal"), func(file string, entry fs.DirEntry, err error) error {
+		dir, ok := strings.CutPrefix(filepath.ToSlash(filepath.Dir(file)), filepath.ToSlash(root)+"/")
+		if err == nil && ok && strings.HasSuffix(file, ".go") && !strings.HasSuffix(dir, "test") && !slices.Contains(all, dir) {
+			all = append(all, dir)
 		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
-	return n
+	slices.Sort(all)
+	return all
 }
 
 // endToEnd returns the names in the end-to-end tests.

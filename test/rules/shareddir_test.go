@@ -12,10 +12,10 @@ import (
 )
 
 // shared are the files that work in directories which other processes write. There a path is
-// checked by one system call and used by the next one, and is another file by then. They leave paths to internal/shareddir.
+// checked by one system call and used by the next one, and is another file by then. They leave paths to internal/socket/shareddir.
 var shared = []string{
-	"internal/checkpoint/*.go", "internal/nodestatus/*.go", "internal/podresources/*.go", "internal/registry/*.go", "internal/socket/*.go", "internal/takeover/*.go",
-	"internal/migrate/aside.go", "internal/migrate/export.go", "internal/migrate/import.go", "internal/migrate/migrate.go",
+	"internal/checkpoint/*.go", "internal/nodestatus/*.go", "internal/podresources/*.go", "internal/registry/*.go", "internal/socket/*.go", "internal/podresources/internal/takeover/*.go",
+	"internal/cli/internal/migrate/aside.go", "internal/cli/internal/migrate/export.go", "internal/cli/internal/migrate/import.go", "internal/cli/internal/migrate/migrate.go",
 }
 
 // byPath are the functions that take a path.
@@ -36,21 +36,21 @@ var byPath = map[string][]string{
 
 // byPathAllowed are the exceptions, each with its reason.
 var byPathAllowed = map[string]string{
-	"internal/socket/socket.go net.ListenConfig":             "it binds a draft through the descriptor of the open directory, and checks what it has bound",
-	"internal/socket/vacant.go os.ReadFile":                  "it reads a process's name in /proc",
-	"internal/migrate/aside.go os.Lstat":                     "a name in the directory above the kubelet's plugin directory, which is the kubelet's own",
-	"internal/migrate/aside.go os.Stat":                      "the kubelet's plugin directory itself, in a directory that is the kubelet's own",
-	"internal/migrate/aside.go os.MkdirTemp":                 "in the directory above the kubelet's plugin directory",
-	"internal/migrate/aside.go os.Chmod":                     "a directory that the command has just made there, which no container has mounted",
-	"internal/migrate/aside.go os.WriteFile":                 "in a directory that the command has just made there",
-	"internal/migrate/aside.go os.Rename":                    "of whole directories, in the directory above",
-	"internal/migrate/aside.go os.RemoveAll":                 "of a directory that the command has just made; it follows no links",
-	"internal/migrate/aside.go path/filepath.WalkDir":        "it lists names, which a person reads, and follows no links",
-	"internal/migrate/migrate.go path/filepath.EvalSymlinks": "of directories that the configuration and the command line name",
-	"internal/migrate/migrate.go path/filepath.Glob":         "it lists names, which a person reads",
+	"internal/socket/socket.go net.ListenConfig":                          "it binds a draft through the descriptor of the open directory, and checks what it has bound",
+	"internal/socket/vacant.go os.ReadFile":                               "it reads a process's name in /proc",
+	"internal/cli/internal/migrate/aside.go os.Lstat":                     "a name in the directory above the kubelet's plugin directory, which is the kubelet's own",
+	"internal/cli/internal/migrate/aside.go os.Stat":                      "the kubelet's plugin directory itself, in a directory that is the kubelet's own",
+	"internal/cli/internal/migrate/aside.go os.MkdirTemp":                 "in the directory above the kubelet's plugin directory",
+	"internal/cli/internal/migrate/aside.go os.Chmod":                     "a directory that the command has just made there, which no container has mounted",
+	"internal/cli/internal/migrate/aside.go os.WriteFile":                 "in a directory that the command has just made there",
+	"internal/cli/internal/migrate/aside.go os.Rename":                    "of whole directories, in the directory above",
+	"internal/cli/internal/migrate/aside.go os.RemoveAll":                 "of a directory that the command has just made; it follows no links",
+	"internal/cli/internal/migrate/aside.go path/filepath.WalkDir":        "it lists names, which a person reads, and follows no links",
+	"internal/cli/internal/migrate/migrate.go path/filepath.EvalSymlinks": "of directories that the configuration and the command line name",
+	"internal/cli/internal/migrate/migrate.go path/filepath.Glob":         "it lists names, which a person reads",
 }
 
-// Packages that work in shared directories do so through internal/shareddir.
+// Packages that work in shared directories do so through internal/socket/shareddir.
 func TestPathsInSharedDirectories(t *testing.T) {
 	root := filepath.Join("..", "..")
 	used, files := map[string]bool{}, 0
@@ -77,7 +77,7 @@ func TestPathsInSharedDirectories(t *testing.T) {
 				key := filepath.ToSlash(below) + " " + name
 				used[key] = true
 				if byPathAllowed[key] == "" {
-					t.Errorf("%s uses %s in a directory that other processes write; use internal/shareddir, or name the reason in byPathAllowed", set.Position(at), name)
+					t.Errorf("%s uses %s in a directory that other processes write; use internal/socket/shareddir, or name the reason in byPathAllowed", set.Position(at), name)
 				}
 			}
 		}

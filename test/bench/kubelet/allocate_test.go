@@ -28,9 +28,9 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/internal/registry"
 	"github.com/devmgrd/devmgrd/internal/store"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // BenchmarkAllocate measures a pod's way to its device, with the kubelet's device manager and with devmgrd, side by side: the same

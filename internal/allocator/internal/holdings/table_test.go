@@ -1,0 +1,50 @@
+package holdings
+
+import (
+	"log/slog"
+	"testing"
+
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// knownPods are the allocator of a Table: pods' assignments, and how often it has been told of free devices.
+type knownPods struct {
+	assigned map[device.PodUID][]device.Assignment
+	freed    int
+}
+
+func (k *knownPods) Assigned(uid device.PodUID) []device.Assignment { return k.assigned[uid] }
+func (k *knownPods) Unused(device.PodUID, string) bool              { return false }
+func (k *knownPods) MayRun(device.PodUID) bool                      { return false }
+func (k *knownPods) Freed(device.ResourceName)                      { k.freed++ }
+
+// The plugin has renamed devices while two pods' attempts hold some. The one for a new ID fails while that ID is withheld because of the other one.
+// When the other one's grant turns out to be of a list that had the new ID already, the allocator hears that it is free.
+func TestWithhold_ReleasedWhileWithheld_IsFreedLater(t *testing.T) {
+	const r device.ResourceName = "vendor.example/device"
+	pods := &knownPods{assigned: map[device.PodUID][]device.Assignment{}}
+	table := New(pods, slog.New(slog.DiscardHandler))
+	list := func(devices ...device.Device) {
+		p := table.Resources.Of(r)
+		p.Accept(device.Offer{Reported: true, State: device.Serving, Inventory: device.Inventory{Resource: r, Devices: devices}},
+			placement.NewListing(devices, nil, placement.Ordering{}, p.Listing()))
+		table.Withhold(r)
+	}
+	former, next := device.Device{ID: "former", Healthy: true}, device.Device{ID: "next", Healthy: true, Added: 5}
+	list(former, next)
+	table.Hold("a", map[string]device.Choice{"main": {r: {"former"}}})
+	failing := table.Hold("b", map[string]device.Choice{"main": {r: {"next"}}})
+	list(next)
+	table.Release("b", failing)
+	if n := table.Resources[r].FreeCount(); n != 0 {
+		t.Fatalf("%d devices are free while the time of a grant is not known", n)
+	}
+	pods.assigned["a"] = []device.Assignment{{
+		Container: device.Container{Pod: "a", Name: "main"}, Shares: []device.Share{{Resource: r, IDs: []device.ID{"former"}, At: 6}},
+	}}
+	table.Withhold(r)
+	if n := table.Resources[r].FreeCount(); n != 1 || pods.freed != 1 {
+		t.Errorf("%d devices are free, and the allocator has heard it %d times; want 1 and 1", n, pods.freed)
+	}
+}

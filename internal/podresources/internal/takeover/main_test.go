@@ -1,0 +1,12 @@
+package takeover
+
+import (
+	"testing"
+
+	"github.com/devmgrd/devmgrd/test/tempdir"
+)
+
+func TestMain(m *testing.M) {
+	tempdir.InMemory()
+	m.Run()
+}

@@ -1,0 +1,77 @@
+package reclaim
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/devmgrd/devmgrd/internal/reclaim/openers"
+)
+
+// watchLocked has a search begin as soon as one of the processes ends. Those of another PID namespace are not watched.
+func (g *Gate) watchLocked(p *proof, processes []openers.Process) {
+	ctx, cancel := context.WithCancel(p.ctx)
+	last := p.unwatch
+	p.unwatch = cancel
+	if last != nil {
+		last()
+	}
+	for _, one := range processes {
+		fd, err := unix.PidfdOpen(one.PID, unix.PIDFD_NONBLOCK)
+		if err != nil {
+			continue
+		}
+		if started(one.PID) != one.Started {
+			unix.Close(fd) // another process with that number, or in another PID namespace
+			continue
+		}
+		g.work.Go(func() {
+			if ended(ctx, fd) {
+				g.mu.Lock()
+				p.due, p.retries = time.Now(), 0
+				g.mu.Unlock()
+				signal(g.wake)
+			}
+		})
+	}
+}
+
+// ended waits for the end of a process, and closes its descriptor. It returns false if ctx ends first.
+func ended(ctx context.Context, pidfd int) bool {
+	f := os.NewFile(uintptr(pidfd), "pidfd")
+	defer f.Close()
+	defer context.AfterFunc(ctx, func() { f.SetReadDeadline(time.Unix(1, 0)) })()
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return false
+	}
+	gone := false
+	err = raw.Read(func(fd uintptr) bool {
+		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(poll, 0)
+		gone = err == nil && n > 0
+		return gone
+	})
+	return err == nil && gone
+}
+
+// started returns when a process started, in clock ticks since the boot; 0: not known.
+func started(pid int) uint64 {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // the name before may have spaces
+	const startTime = 22 - 3                                                  // the rest begins with the third field
+	if len(fields) <= startTime {
+		return 0
+	}
+	ticks, _ := strconv.ParseUint(fields[startTime], 10, 64)
+	return ticks
+}
