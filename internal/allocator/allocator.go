@@ -17,6 +17,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // A Registry knows the device plugins and what they offer.
@@ -293,10 +294,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 	a.work.Go(func() { a.writeLoop(ctx) })
 	for {
 		a.refresh()
-		var again <-chan time.Time
-		if at := a.serve(ctx); !at.IsZero() {
-			again = time.After(time.Until(at))
-		}
+		again := loops.At(a.serve(ctx))
 		select {
 		case <-ctx.Done():
 			return nil
@@ -370,23 +368,14 @@ func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 		return time.Time{} // RuntimeSynced wakes the loop
 	}
 	now := time.Now()
-	again = a.dropIdleLocked(now)
-	if due := a.watchFailuresLocked(now); !due.IsZero() && (again.IsZero() || due.Before(again)) {
-		again = due
-	}
-	if due := a.judgeFallsLocked(now); !due.IsZero() && (again.IsZero() || due.Before(again)) {
-		again = due
-	}
-	if due := a.suspendLocked(now, false); !due.IsZero() && (again.IsZero() || due.Before(again)) {
-		again = due
-	}
+	again = loops.Earliest(a.dropIdleLocked(now), a.watchFailuresLocked(now), a.judgeFallsLocked(now), a.suspendLocked(now, false))
 	for _, p := range a.waiting {
 		switch {
 		case p.retry.IsZero():
 		case !now.Before(p.retry):
 			a.queueLocked(p)
-		case again.IsZero() || p.retry.Before(again):
-			again = p.retry
+		default:
+			again = loops.Earliest(again, p.retry)
 		}
 	}
 	all := a.queued
@@ -402,9 +391,7 @@ func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 		}
 	}
 	// After the plans: a pod that goes on waiting for the same reason sets no timer of its own.
-	if due := a.giveUpLocked(time.Now()); !due.IsZero() && (again.IsZero() || due.Before(again)) {
-		again = due
-	}
+	again = loops.Earliest(again, a.giveUpLocked(time.Now()))
 	starts := a.toPrepare
 	a.toPrepare = nil
 	for _, c := range starts {
@@ -449,12 +436,4 @@ func older(p, q *pod) int {
 		return c
 	}
 	return strings.Compare(string(p.demand.Pod.UID), string(q.demand.Pod.UID))
-}
-
-// signal puts a value into a channel of size one unless the channel is full.
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // Cordon takes devices out of service, or changes the reason. If a device is unknown, Cordon changes nothing and returns a
@@ -169,7 +170,7 @@ func (a *Allocator) cordonsChangedLocked(devices []device.Cordon) {
 		}
 	}
 	a.changedLocked()
-	signal(a.kick)
+	loops.Signal(a.kick)
 }
 
 // combineCordonsLocked computes the cordons of a resource that are in force.

@@ -7,6 +7,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/failures"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // examineLocked checks which devices in use have failed, after the offer or its list has changed. While the plugin is
@@ -33,7 +34,7 @@ func (a *Allocator) examineLocked(r device.ResourceName, p *holdings.Resource) {
 		}
 	}
 	if p.Failures.Settle(now, p.HasBroken) {
-		signal(a.kick)
+		loops.Signal(a.kick)
 	}
 }
 
@@ -53,7 +54,7 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *holdings
 		_, listed := p.Listing().Find(id)
 		begins, counts := p.Failures.Fail(id, uid, listed, now)
 		if begins {
-			signal(a.kick) // watchFailuresLocked checks whether the failure lasts
+			loops.Signal(a.kick) // watchFailuresLocked checks whether the failure lasts
 		}
 		if counts {
 			failed = append(failed, id)
@@ -157,9 +158,7 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 			holder := a.pods[uid]
 			return holder != nil, holder != nil && holder.active()
 		}})
-		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
-			next = at
-		}
+		next = loops.Earliest(next, at)
 		unlisted := map[*pod][]device.ID{}
 		for _, d := range due {
 			switch holder := a.pods[d.Holder]; d.Kind {

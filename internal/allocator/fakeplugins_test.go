@@ -18,6 +18,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
@@ -68,10 +69,7 @@ func (s *fakePlugins) offer(r device.ResourceName, edit func(*device.Offer)) {
 	edit(&o)
 	o.Listed = o.Session + 1
 	s.offers[r] = o
-	select {
-	case s.changed <- struct{}{}:
-	default:
-	}
+	loops.Signal(s.changed)
 }
 
 // stock offers n healthy devices, d0 to d<n-1>, those in unhealthy excepted.

@@ -8,6 +8,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/flapping"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // A device that becomes unhealthy again and again is suspended: like a cordon, with an end. The record is durable before the
@@ -66,7 +67,7 @@ func (a *Allocator) fellLocked(r device.ResourceName, ids []device.ID, before *p
 			}
 		}
 		a.downturns[r] = d
-		signal(a.kick)
+		loops.Signal(a.kick)
 	}
 	for _, id := range ids {
 		if _, was := d.healthy[id]; was {
@@ -83,9 +84,7 @@ func (a *Allocator) fellLocked(r device.ResourceName, ids []device.ID, before *p
 func (a *Allocator) judgeFallsLocked(now time.Time) (next time.Time) {
 	for r, d := range a.downturns {
 		if now.Before(d.ends) {
-			if next.IsZero() || d.ends.Before(next) {
-				next = d.ends
-			}
+			next = loops.Earliest(next, d.ends)
 			continue
 		}
 		delete(a.downturns, r)
@@ -224,7 +223,7 @@ func (a *Allocator) commitFalls() error {
 		}
 	}
 	a.suspensionsDue = time.Time{}
-	signal(a.kick) // the planning loop suspends
+	loops.Signal(a.kick) // the planning loop suspends
 	return nil
 }
 
@@ -243,9 +242,7 @@ func (a *Allocator) suspendLocked(now time.Time, recalled bool) (next time.Time)
 		return a.suspensionsDue
 	}
 	later := func(due time.Time) {
-		if !due.IsZero() && (next.IsZero() || due.Before(next)) {
-			next = due
-		}
+		next = loops.Earliest(next, due)
 	}
 	for r, pool := range a.table.Resources {
 		all, before := device.Cordons{}, a.suspended.Of(r)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // A releaser replaces the proof that devices are free: a test sets its results.
@@ -63,10 +64,7 @@ func (g *releaser) runs(uid device.PodUID, is bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.running[uid] = is
-	select {
-	case g.changed <- struct{}{}:
-	default:
-	}
+	loops.Signal(g.changed)
 }
 
 func (g *releaser) Changed() <-chan struct{} { return g.changed }
@@ -86,10 +84,7 @@ func (g *releaser) holds(uid device.PodUID, why device.Release) {
 	} else {
 		g.held[uid] = why
 	}
-	select {
-	case g.changed <- struct{}{}:
-	default:
-	}
+	loops.Signal(g.changed)
 }
 
 // asked returns the pods whose proof is under way.

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // A pod that waits never moves: the scheduler has bound it. If this node will not serve it, because a plugin has been removed or a
@@ -41,7 +42,7 @@ func (a *Allocator) stallLocked(p *pod, why device.Wait) {
 	}
 	if p.stall != before {
 		a.saveLaterLocked(p)
-		signal(a.kick)
+		loops.Signal(a.kick)
 	}
 }
 
@@ -103,9 +104,7 @@ func (a *Allocator) giveUpLocked(now time.Time) (next time.Time) {
 				a.notifier.GivenUp(p.demand.Pod, p.wait, lasted, func() bool { return a.stillStalled(uid) })
 			}
 		}
-		if next.IsZero() || at.Before(next) {
-			next = at
-		}
+		next = loops.Earliest(next, at)
 	}
 	return next
 }

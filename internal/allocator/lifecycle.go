@@ -3,6 +3,8 @@ package allocator
 import (
 	"slices"
 	"time"
+
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // A phase is a pod's place in its life cycle. The table of phases is in doc.go.
@@ -72,7 +74,7 @@ func (a *Allocator) enterLocked(p *pod, next phase) {
 		}
 	case queued:
 		a.queued = append(a.queued, p)
-		signal(a.kick)
+		loops.Signal(a.kick)
 	case waiting:
 		a.waiting[uid] = p
 	case ended:

@@ -6,6 +6,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // A pod is the allocator's state of one pod. Allocator.mu guards it.
@@ -334,7 +335,7 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 	p.wait, p.retry = why, time.Time{}
 	if pause > 0 {
 		p.retry = time.Now().Add(pause)
-		signal(a.kick)
+		loops.Signal(a.kick)
 	}
 	a.enterLocked(p, waiting)
 	a.changedLocked()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // A preparation is the state of PreStartContainer for the next start of one container. Plugins that require it need the call
@@ -58,7 +59,7 @@ func (a *Allocator) prepareLocked(p *pod, as device.Assignment) {
 	}
 	p.preparations[name] = next
 	a.toPrepare = append(a.toPrepare, as.Container)
-	signal(a.kick)
+	loops.Signal(a.kick)
 }
 
 // startPreparingLocked makes the calls that prepareLocked has requested.

@@ -10,6 +10,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // A refused container has devices and cannot start with them: the hook has found why, or the runtime could not create it. Between two attempts of the
@@ -93,7 +94,7 @@ func (a *Allocator) refuseLocked(s device.Share, why string, found placement.Fin
 // reconsiderLocked has the planning loop bring the suspensions up to date.
 func (a *Allocator) reconsiderLocked() {
 	a.suspensionsDue = time.Time{}
-	signal(a.kick)
+	loops.Signal(a.kick)
 }
 
 // acceptedLocked records that a container has started. The start of another container says nothing of the one that was refused.

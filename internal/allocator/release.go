@@ -8,6 +8,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/containers"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // The devices of an ended pod stay the pod's, on disk too, until all that is required has been proved: the runtime has no container
@@ -146,7 +147,7 @@ func (a *Allocator) setReleaseLocked(p *pod, why *device.Release) {
 		}
 	}
 	a.changedLocked()
-	signal(a.kick)
+	loops.Signal(a.kick)
 }
 
 // acceptLocked has the devices of an ended pod released without further proof, if one of these is busy. It returns that one.

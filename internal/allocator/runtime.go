@@ -10,6 +10,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/containers"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // RuntimeSynced takes over the runtime's containers and all static pods. Devices that a container's stamp names and the state
@@ -25,7 +26,7 @@ func (a *Allocator) RuntimeSynced(all []device.Running, local []device.PodDemand
 			a.catchingUp = make(chan struct{})
 		}
 		a.reports = append(a.reports, func() { a.syncLocked(all, local) })
-		signal(a.kick)
+		loops.Signal(a.kick)
 	})
 }
 
@@ -192,7 +193,7 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) *container
 	}
 	if p := a.pods[uid]; p != nil && p.phase == waiting {
 		a.snapshot = nil
-		signal(a.kick) // a pod without containers may be given up
+		loops.Signal(a.kick) // a pod without containers may be given up
 	}
 	if !last {
 		return c
@@ -207,7 +208,7 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) *container
 		a.scheduleWriteLocked(0) // the pod can be released now
 	case p.runtimeKnows:
 		p.lastSeen = time.Now()
-		signal(a.kick)
+		loops.Signal(a.kick)
 	}
 	a.reviveLocked(a.pods[uid])
 	return c
@@ -229,8 +230,8 @@ func (a *Allocator) dropIdleLocked(now time.Time) (next time.Time) {
 		case !now.Before(due):
 			a.log.Info("releasing devices of idle static pod", "pod", p.demand.Pod.String())
 			a.dropLocked(p)
-		case next.IsZero() || due.Before(next):
-			next = due
+		default:
+			next = loops.Earliest(next, due)
 		}
 	}
 	return next

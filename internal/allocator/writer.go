@@ -7,6 +7,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/lists"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 const (
@@ -32,7 +33,7 @@ func (a *Allocator) saveLaterLocked(p *pod) {
 func (a *Allocator) scheduleWriteLocked(in time.Duration) {
 	if at := time.Now().Add(in); a.writeAt.IsZero() || at.Before(a.writeAt) {
 		a.writeAt = at
-		signal(a.write)
+		loops.Signal(a.write)
 	}
 }
 
@@ -46,10 +47,7 @@ func (a *Allocator) writeLoop(ctx context.Context) {
 		a.mu.Lock()
 		at := a.writeAt
 		a.mu.Unlock()
-		var due <-chan time.Time
-		if !at.IsZero() {
-			due = time.After(time.Until(at))
-		}
+		due := loops.At(at)
 		select {
 		case <-ctx.Done():
 			a.writePending() // a clean stop leaves nothing unwritten

@@ -18,6 +18,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/cri"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/lists"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // Allocator knows which containers have which devices.
@@ -187,10 +188,7 @@ func (f *Files) Used(all ...device.ClaimRequest) {
 }
 
 func (f *Files) wake() {
-	select {
-	case f.kick <- struct{}{}:
-	default:
-	}
+	loops.Signal(f.kick)
 }
 
 // A Claim is a claim that the kubelet asks to prepare.

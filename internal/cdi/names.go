@@ -43,6 +43,12 @@ func fileName(of device.ClaimRequest) string {
 	return filePrefix + string(of.Claim) + separator + of.Request + fileSuffix
 }
 
+// IsFile reports whether a name is that of a file of a claim.
+func IsFile(name string) bool {
+	_, is := requestOf(name)
+	return is
+}
+
 // requestOf returns the request of a file; false: it is not one of these files.
 func requestOf(file string) (device.ClaimRequest, bool) {
 	name, ours := strings.CutPrefix(file, filePrefix)

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // Directories are the directories of plugin pods.
@@ -98,10 +99,7 @@ func (s *selection) set(d device.PluginDir) {
 	if same {
 		return
 	}
-	select {
-	case s.changes <- struct{}{}:
-	default:
-	}
+	loops.Signal(s.changes)
 }
 
 // has reports whether a resource is shown.

@@ -102,9 +102,9 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Log:                logFor("registry"),
 		Metrics:            metrics,
 	})
-	var runtime *nri.Connection
+	var present nri.Presence
 	journal := history.NewJournal(historyFile, logFor("history"))
-	gate := reclaimGate(c.Release, pluginOf(plugins.Registrations), func() *nri.Connection { return runtime }, logFor("release"), metrics)
+	gate := reclaimGate(c.Release, pluginOf(plugins.Registrations), &present, logFor("release"), metrics)
 	devices := allocator.New(allocator.Config{
 		Registry:        plugins,
 		Plugins:         plugins,
@@ -146,6 +146,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Redirect:  redirect(c.Plugins),
 		Dirs:      plugins,
 		Rules:     rules,
+		Presence:  &present,
 		Log:       logFor("nri"),
 		Metrics:   metrics,
 	}
@@ -200,6 +201,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			NodeName:  c.NodeName,
 			Client:    api,
 			Sink:      devices,
+			Present:   present.Has,
 			Ignored:   c.Plugins.IgnoredResources,
 			Selectors: c.Allocation.Selectors,
 			Log:       logFor("pods"),
@@ -224,7 +226,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		limits = release.Limits
 		runs = append(runs, bound.Run, node.Run, release.Run)
 	}
-	runtime = nri.New(nriConfig)
+	runtime := nri.New(nriConfig)
 	resources := podresources.New(podResourcesConfig)
 	components = append(components, component{"nri", runtime.Check}, component{"podresources", resources.Check})
 	adminConfig := admin.Config{

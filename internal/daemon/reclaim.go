@@ -19,7 +19,7 @@ import (
 )
 
 // reclaimGate returns what proves that the devices of ended pods are free.
-func reclaimGate(c config.Release, plugin func(device.ResourceName) units.Plugin, runtime func() *nri.Connection, log *slog.Logger, metrics prometheus.Registerer) *reclaim.Gate {
+func reclaimGate(c config.Release, plugin func(device.ResourceName) units.Plugin, runtime *nri.Presence, log *slog.Logger, metrics prometheus.Registerer) *reclaim.Gate {
 	return reclaim.New(reclaim.Config{
 		Openers:     func(r device.ResourceName) bool { return c.Level(string(r)) == config.Openers },
 		Command:     func(r device.ResourceName) []string { return c.Argv(string(r)) },
@@ -29,8 +29,8 @@ func reclaimGate(c config.Release, plugin func(device.ResourceName) units.Plugin
 		SharedNodes: c.SharedNodes,
 		Finder:      openers.Client{Path: c.Socket},
 		Nodes:       nri.NewHostNodes(log),
-		SeesRuntime: func() bool { return runtime().SeesRuntime() },
-		Networks:    func(uid device.PodUID) []string { return runtime().Networks(uid) },
+		SeesRuntime: runtime.SeesRuntime,
+		Networks:    runtime.Networks,
 
 		NetworkTimeout: c.NetworkTimeout,
 		Units:          units.Systemd{},

@@ -22,6 +22,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 const (
@@ -29,6 +31,10 @@ const (
 	readLimit           = 5 * time.Second
 	lookPause           = 100 * time.Millisecond // between looks for devices that pods wait for: each one reads all lists
 	maxMistake          = 512
+
+	// maxPodUses bounds how many devices the containers of a pod use by claims, each container's counted, and maxUses those of all pods: any number
+	// of containers of any number of pods may use the devices of one claim.
+	maxPodUses, maxUses = 1024, 16384
 )
 
 // A Sink receives the pods of this node. Its methods are quick and never block.
@@ -79,6 +85,7 @@ type Claims struct {
 	pods    map[device.PodUID]*claimingPod
 	changed chan struct{} // closed when pods has changed
 	index   index
+	uses    int               // of devices by containers of all pods
 	turns   uint64            // of namespaces
 	last    map[string]uint64 // each namespace's last turn since no pod was due
 }
@@ -101,7 +108,8 @@ type claimingPod struct {
 	tries    backoff.Backoff  // of reading them
 	due      time.Time        // when to read next
 	resolved device.PodDemand // as the Sink has it
-	waits    bool             // a device is not known yet, or the Node decides
+	waits    bool             // a device is not known yet, or the Node decides, or there is no room
+	uses     int              // of devices by containers
 }
 
 // A claim is what a ResourceClaim says of devices of this driver.
@@ -169,7 +177,10 @@ func (c *Claims) Bind(d device.PodDemand) {
 func (c *Claims) Drop(uid device.PodUID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.pods, uid)
+	if p := c.pods[uid]; p != nil {
+		c.uses -= p.uses
+		delete(c.pods, uid)
+	}
 	c.Sink.Drop(uid)
 	c.changedLocked()
 }
@@ -178,6 +189,7 @@ func (c *Claims) Replace(all []device.PodDemand) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := c.pods
+	c.uses = 0
 	c.pods = make(map[device.PodUID]*claimingPod, len(all))
 	resolved := make([]device.PodDemand, 0, len(all))
 	for _, d := range all {
@@ -185,6 +197,7 @@ func (c *Claims) Replace(all []device.PodDemand) {
 		if p == nil {
 			p = newClaimingPod()
 		}
+		p.uses = 0
 		c.pods[d.Pod.UID] = p
 		p.take(d)
 		c.resolveLocked(p)
@@ -208,10 +221,7 @@ func newClaimingPod() *claimingPod {
 func (c *Claims) changedLocked() {
 	close(c.changed)
 	c.changed = make(chan struct{})
-	select {
-	case c.kick <- struct{}{}:
-	default:
-	}
+	loops.Signal(c.kick)
 }
 
 // Run reads the claims of pods, and follows their devices, until ctx ends, which is not an error.
@@ -230,10 +240,7 @@ func (c *Claims) readInTurn(ctx context.Context) {
 			c.readPod(ctx, pod, names)
 			continue
 		}
-		var due <-chan time.Time
-		if !next.IsZero() {
-			due = time.After(time.Until(next))
-		}
+		due := loops.At(next)
 		select {
 		case <-ctx.Done():
 		case <-c.kick:
@@ -252,7 +259,7 @@ func (c *Claims) turn(now time.Time) (pod device.PodDemand, names []string, next
 		switch {
 		case len(p.unread) == 0:
 		case p.due.After(now):
-			next = sooner(next, p.due)
+			next = loops.Earliest(next, p.due)
 		case first == nil || c.compareLocked(p, first) < 0:
 			first = p
 		}
@@ -435,13 +442,33 @@ func (c *Claims) renew(namespace, name string, now claim) {
 
 // resolveLocked turns a pod's claims into the devices that they name.
 func (c *Claims) resolveLocked(p *claimingPod) {
-	p.resolved, p.waits = p.demand, false
+	c.uses -= p.uses
+	p.resolved, p.waits, p.uses = p.demand, false, 0
 	p.resolved.Demands = nil
+	full := ""
 	for _, d := range p.demand.Demands {
 		if d = c.resolveContainer(p, d); len(d.Wants) > 0 || d.Mistake != "" {
 			p.resolved.Demands = append(p.resolved.Demands, d)
 		}
+		for _, ids := range d.Fixed {
+			p.uses += len(ids)
+		}
+		switch {
+		case p.uses > maxPodUses:
+			full = fmt.Sprintf("the pod's containers use more than %d devices by ResourceClaims, each container's counted: have fewer containers use a claim", maxPodUses)
+		case c.uses+p.uses > maxUses:
+			full = fmt.Sprintf("the containers of this node's pods use more than %d devices by ResourceClaims; the pod waits until others have ended", maxUses)
+			p.waits = true
+		}
+		if full != "" {
+			p.uses = 0
+			p.resolved.Demands = lists.Map(p.demand.Demands, func(of device.Demand) device.Demand {
+				return device.Demand{Container: of.Container, Kind: of.Kind, Blocked: device.PodTooLarge, Mistake: full}
+			})
+			break
+		}
 	}
+	c.uses += p.uses
 }
 
 // resolveContainer returns a container's demand with the devices that its claims name.

@@ -321,6 +321,79 @@ func TestClaims_PluginChangesItsListAllTheTime_LooksPause(t *testing.T) {
 	})
 }
 
+// A claim costs little, and any number of containers may use it: their uses have a limit, of a pod and in sum.
+func TestClaims_ManyContainersUseAClaim_PodsWait(t *testing.T) {
+	t.Parallel()
+	runClaims(t, func(w *world, c *Claims) {
+		var ids []device.ID
+		var results []string
+		for i := range 32 {
+			id := fmt.Sprint(i)
+			ids, results = append(ids, device.ID(id)), append(results, "a=a.example/gpu:"+id)
+		}
+		w.list(gpu, ids...)
+		w.allocate("c", results...)
+		many := func(uid device.PodUID, n int) device.PodDemand {
+			var containers []string
+			for i := range n {
+				containers = append(containers, fmt.Sprintf("c%d c", i))
+			}
+			return demand(uid, containers...)
+		}
+		state := func(uid device.PodUID) string {
+			time.Sleep(lookPause)
+			synctest.Wait()
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			d := w.bound[uid]
+			uses := 0
+			for _, one := range d.Demands {
+				uses += len(one.Fixed[gpu])
+			}
+			return fmt.Sprintf("%s %d of %d", d.Demands[0].Blocked, uses, len(d.Demands))
+		}
+		var pods []device.PodUID
+		for i := range maxUses/maxPodUses + 1 {
+			pods = append(pods, device.PodUID(fmt.Sprint("p", i)))
+		}
+		w.reserve("c", append(pods, "large")...)
+		c.Bind(many("large", 33))
+		if got := state("large"); got != "PodTooLarge 0 of 33" {
+			t.Errorf("33 containers with 32 devices: %s", got)
+		}
+		for _, uid := range pods {
+			c.Bind(many(uid, 32))
+			time.Sleep(time.Second)
+		}
+		last := pods[len(pods)-1]
+		if got := state(pods[0]); got != " 1024 of 32" {
+			t.Errorf("the first pod: %s", got)
+		}
+		if got := state(last); got != "PodTooLarge 0 of 32" {
+			t.Errorf("the last pod: %s", got)
+		}
+		all := []device.PodDemand{}
+		for _, uid := range pods {
+			all = append(all, many(uid, 32))
+		}
+		c.Replace(all) // without the large one
+		if got := state(pods[0]) + state(last); got != " 1024 of 32PodTooLarge 0 of 32" {
+			t.Errorf("after a list: %s", got)
+		}
+		c.Drop(pods[0])
+		w.list(nic, "x") // the allocator has freed devices
+		if got := state(last); got != " 1024 of 32" {
+			t.Errorf("the last pod, after the end of another: %s", got)
+		}
+		for _, uid := range pods {
+			c.Drop(uid)
+		}
+		if c.uses != 0 {
+			t.Errorf("%d uses without pods", c.uses)
+		}
+	})
+}
+
 func TestClaims_APIServerIsAway_PodWaitsAndEachClaimIsReadOnce(t *testing.T) {
 	t.Parallel()
 	runClaims(t, func(w *world, c *Claims) {

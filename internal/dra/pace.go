@@ -1,9 +1,8 @@
 package dra
 
 import (
-	"time"
-
 	"github.com/devmgrd/devmgrd/internal/backoff"
+	"time"
 )
 
 // A verb is a kind of write.
@@ -70,12 +69,4 @@ func later(a, b time.Time) time.Time {
 		return a
 	}
 	return b
-}
-
-// sooner returns the earlier of two times; zero: never.
-func sooner(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
 }

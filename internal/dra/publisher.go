@@ -23,6 +23,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 const (
@@ -290,7 +291,7 @@ func (p *Publisher) compare(ctx context.Context, shown map[string]*resourceapi.R
 		}
 		due, written := p.settle(ctx, name, shown[name], next)
 		if !written {
-			again = sooner(again, due)
+			again = loops.Earliest(again, due)
 		}
 		if ctx.Err() != nil {
 			return time.Time{}
@@ -300,7 +301,7 @@ func (p *Publisher) compare(ctx context.Context, shown map[string]*resourceapi.R
 			want = p.want()
 		}
 	}
-	again = sooner(again, want.again)
+	again = loops.Earliest(again, want.again)
 	for name, pace := range p.pools { // of slices that are neither there nor wanted
 		if names[name] == nil && shown[name] == nil && time.Since(pace.written) > writeInterval {
 			delete(p.pools, name)
@@ -465,7 +466,7 @@ func (p *Publisher) want() wanted {
 		} else if now := time.Now(); p.resources[r] == nil && !p.shown(r) && (!uncounted || !now.Before(since) && now.Before(since.Add(bindingTime))) {
 			w.keep[r] = true
 			if uncounted {
-				w.again = sooner(w.again, since.Add(bindingTime))
+				w.again = loops.Earliest(w.again, since.Add(bindingTime))
 			}
 			continue
 		}
@@ -497,7 +498,7 @@ func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, de
 		p.words[r] = said
 	}
 	devices, lost, again := said.take(devices, offer.State == device.Lost, time.Now())
-	w.again = sooner(w.again, again)
+	w.again = loops.Earliest(w.again, again)
 	// Not while the word rests: a device that the plugin lists again by then has been away, and is described afresh.
 	if again.IsZero() && (!known || of.session != offer.Session || !device.SameList(of.list, offer.Inventory.Devices)) {
 		p.describer.relist(r, devices, of.session != offer.Session)
@@ -525,7 +526,7 @@ func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, de
 			of.saving.failed(err, now)
 		}
 		if err != nil {
-			w.keep[r], w.again = true, sooner(w.again, of.saving.until)
+			w.keep[r], w.again = true, loops.Earliest(w.again, of.saving.until)
 			w.errs = append(w.errs, fmt.Errorf("saving the places of the devices of %s: %w", r, err))
 			return
 		}
@@ -575,10 +576,7 @@ func (p *Publisher) forgetOthers(resources device.Resources) {
 
 // waitForChange waits until the slices, the View or the offered resources have changed, or until a time; zero: no limit.
 func (p *Publisher) waitForChange(ctx context.Context, updated <-chan struct{}, until time.Time) {
-	var over <-chan time.Time
-	if !until.IsZero() {
-		over = time.After(time.Until(until))
-	}
+	over := loops.At(until)
 	select {
 	case <-over:
 	case <-p.store.changed:

@@ -22,6 +22,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/socket"
 	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
 )
@@ -356,14 +357,9 @@ func (s *Server) rewrite(ctx context.Context) {
 				began = time.Now() // the error is logged
 			}
 			since[one.uid] = began
-			if due := began.Add(s.rewriteTime); next.IsZero() || due.Before(next) {
-				next = due
-			}
+			next = loops.Earliest(next, began.Add(s.rewriteTime))
 		}
-		var again <-chan time.Time
-		if !next.IsZero() {
-			again = time.After(time.Until(next))
-		}
+		again := loops.At(next)
 		select {
 		case <-ctx.Done():
 			return

@@ -11,6 +11,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // A version is one ResourceSlice at its latest known version.
@@ -122,7 +123,7 @@ func (s *store) Add(obj any) error { return s.Update(obj) }
 // Update receives a change from the watch.
 func (s *store) Update(obj any) error {
 	if slice, ok := obj.(*resourceapi.ResourceSlice); ok && s.observe(slice.Name, version{kube.ParseVersion(slice.ResourceVersion), slice}) {
-		signal(s.changed)
+		loops.Signal(s.changed)
 	}
 	return nil
 }
@@ -141,9 +142,9 @@ func (s *store) Delete(obj any) error {
 	s.mu.Unlock()
 	if s.observe(slice.Name, version{number: kube.ParseVersion(slice.ResourceVersion)}) {
 		if before != nil {
-			signal(s.removed)
+			loops.Signal(s.removed)
 		}
-		signal(s.changed)
+		loops.Signal(s.changed)
 	}
 	return nil
 }
@@ -168,21 +169,13 @@ func (s *store) Replace(list []any, _ string) error {
 		close(s.first)
 	}
 	s.mu.Unlock()
-	signal(s.relisted)
-	signal(s.changed)
+	loops.Signal(s.relisted)
+	loops.Signal(s.changed)
 	return nil
 }
 
 // Resync is never called.
 func (s *store) Resync() error { return nil }
-
-// signal leaves a token unless there is one.
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
 
 // newObjects returns the objects into which the watch decodes.
 func newObjects() (object, list runtime.Object) {

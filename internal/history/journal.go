@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // maxQueued bounds the actions that wait to be written.
@@ -44,10 +45,7 @@ func (j *Journal) Record(a device.Action) {
 		return
 	}
 	j.queued = append(j.queued, a)
-	select {
-	case j.wake <- struct{}{}:
-	default:
-	}
+	loops.Signal(j.wake)
 }
 
 // Run writes until ctx ends, and then writes the rest. It always returns nil. An action that cannot be written is logged, as one of an

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 const (
@@ -48,7 +49,7 @@ func newModerator() *moderator { return &moderator{spells: map[string]*spell{}} 
 func (m *moderator) next(now []condition, shown map[string]shownCondition, at time.Time) (write []condition, again time.Time) {
 	for _, c := range now {
 		wanted, due := m.moderate(c, at)
-		again = earliest(again, due)
+		again = loops.Earliest(again, due)
 		if is, known := shown[c.Type]; wanted != (condition{}) && (!known || is.condition != wanted) {
 			write = append(write, wanted)
 		}
@@ -156,10 +157,7 @@ func (p *Publisher) publishConditions(ctx context.Context) {
 			m.interrupt()
 		}
 		p.pause(ctx, betweenJudgements, nil)
-		var due <-chan time.Time
-		if !again.IsZero() {
-			due = time.After(time.Until(again))
-		}
+		due := loops.At(again)
 		select {
 		case <-updated:
 		case <-changed:

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // withdrawDelay is how long a resource is off the Node before its lower capacity appears: a pod may take that long from the
@@ -83,7 +84,7 @@ func (d *decider) decide(s situation, now time.Time) decision {
 		}
 	}
 	if out.patch = patch; len(patch) == 0 {
-		out.again = earliest(now.Add(rest), again)
+		out.again = loops.Earliest(now.Add(rest), again)
 	}
 	return out
 }
@@ -101,9 +102,9 @@ func (d *decider) wanted(s situation, now time.Time) (want map[device.ResourceNa
 	}
 	if steady := s.back.Add(watchDelay); now.Before(steady) {
 		known := over(s.node.capacity, d.latest)
-		want, again = capped(kept(want, known), known, bound), earliest(again, steady)
+		want, again = capped(kept(want, known), known, bound), loops.Earliest(again, steady)
 	} else if steady := s.began.Add(watchDelay); now.Before(steady) {
-		want, again = capped(want, higher(d.found, d.latest), bound), earliest(again, steady)
+		want, again = capped(want, higher(d.found, d.latest), bound), loops.Earliest(again, steady)
 	}
 	return want, again
 }
@@ -140,12 +141,4 @@ func (d *decider) last(s situation, now time.Time) quantities {
 		patch[r] = &n
 	}
 	return patch
-}
-
-// earliest returns the earlier of two times; zero is never.
-func earliest(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
 }

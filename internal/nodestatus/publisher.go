@@ -21,6 +21,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
 
@@ -203,7 +204,7 @@ func (p *Publisher) publish(ctx context.Context) {
 		now.back = p.watch.Back(at)
 		next := decider.decide(now, at)
 		if sliced {
-			next.again = earliest(next.again, at.Add(slicesInterval))
+			next.again = loops.Earliest(next.again, at.Add(slicesInterval))
 		}
 		for _, r := range next.overwritten {
 			p.reportContention(r, next.want[r], node)
@@ -415,10 +416,7 @@ func (p *Publisher) restore(ctx context.Context, d *decider) {
 
 // waitForChange waits until the Node or the View has changed, or until a time; zero: no limit.
 func (p *Publisher) waitForChange(ctx context.Context, updated, changed <-chan struct{}, until time.Time) {
-	var over <-chan time.Time
-	if !until.IsZero() {
-		over = time.After(time.Until(until))
-	}
+	over := loops.At(until)
 	sliceable := p.cfg.Sliceable
 	if p.sliceable() {
 		sliceable = nil

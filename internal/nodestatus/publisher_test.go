@@ -23,6 +23,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube/kubetest"
+	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
 )
 
@@ -521,10 +522,7 @@ func afterPatches(api *kubetest.Server, f func()) (stop func()) {
 		}
 	})
 	api.OnPatch(func() {
-		select {
-		case patched <- struct{}{}:
-		default:
-		}
+		loops.Signal(patched)
 	})
 	return func() { close(ended); running.Wait() }
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 const (
@@ -100,7 +101,7 @@ func (s *stabilizer) take(want int, now time.Time) {
 // the other make one fall, or after two windows at the latest.
 func (s *stabilizer) due() time.Time {
 	first, last := s.highs[0], s.highs[len(s.highs)-1]
-	due := earliest(last.until.Add(s.window), first.until.Add(2*s.window))
+	due := loops.Earliest(last.until.Add(s.window), first.until.Add(2*s.window))
 	if soonest := s.fell.Add(betweenFalls); soonest.After(due) {
 		return soonest
 	}
@@ -145,7 +146,7 @@ func (all stabilizers) next(want map[device.ResourceName]int, sure certain, seen
 		number, due := next(n+out, now)
 		// A cordoned device may count for a pod that has been bound before: when it is back in service, the number rises to what is wanted and not beyond.
 		all[r].shown = min(number-out, max(all[r].shown, n))
-		numbers[r], again = all[r].shown, earliest(again, due)
+		numbers[r], again = all[r].shown, loops.Earliest(again, due)
 	}
 	return numbers, again
 }

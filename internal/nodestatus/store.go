@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // store holds the newest state of devmgrd's Node from the watch or from a patch's answer. It is the reflector's store: its
@@ -27,14 +28,14 @@ func (s *store) follow() <-chan struct{} {
 	defer s.mu.Unlock()
 	c := make(chan struct{}, 1)
 	s.changed = append(s.changed, c)
-	signal(c) // the reader has seen nothing yet
+	loops.Signal(c) // the reader has seen nothing yet
 	return c
 }
 
 // signalLocked reports a change to all readers.
 func (s *store) signalLocked() {
 	for _, c := range s.changed {
-		signal(c)
+		loops.Signal(c)
 	}
 }
 
@@ -84,17 +85,9 @@ func (s *store) Replace(list []any, version string) error {
 	s.newest, s.listed = newest, true
 	s.signalLocked()
 	s.mu.Unlock()
-	signal(s.relisted)
+	loops.Signal(s.relisted)
 	return nil
 }
 
 // Resync is never called.
 func (s *store) Resync() error { return nil }
-
-// signal leaves a token unless there is one.
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}

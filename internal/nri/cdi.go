@@ -17,6 +17,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -142,7 +143,7 @@ func cdiOwnNodes(dirs, names []string) (all []cdiNode, err error) {
 	return all, nil
 }
 
-// cdiSpecs yields the specifications that may describe one of the devices. A later one overrides the devices of an earlier one.
+// cdiSpecs yields the specifications that may describe one of a plugin's devices, which are in none of the files of claims. A later one overrides the devices of an earlier one.
 func cdiSpecs(dirs, names []string) iter.Seq[cdiSpec] {
 	return func(yield func(cdiSpec) bool) {
 		left := maxSpecs
@@ -152,7 +153,7 @@ func cdiSpecs(dirs, names []string) iter.Seq[cdiSpec] {
 				continue
 			}
 			for _, f := range files {
-				if ext := filepath.Ext(f.Name()); f.IsDir() || ext != ".json" && ext != ".yaml" {
+				if ext := filepath.Ext(f.Name()); f.IsDir() || ext != ".json" && ext != ".yaml" || cdi.IsFile(f.Name()) {
 					continue
 				}
 				if left--; left < 0 {

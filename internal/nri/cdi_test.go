@@ -1,11 +1,14 @@
 package nri
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/devmgrd/devmgrd/internal/cdi"
 )
 
 func TestCDIEdits(t *testing.T) {
@@ -115,5 +118,26 @@ func TestCDILacks(t *testing.T) {
 		if got := cdiLacks([]string{dir, "/none"}, all); got != want {
 			t.Errorf("%s: %q, want %q", names, got, want)
 		}
+	}
+}
+
+// Claims have a file for each request, maybe thousands: they do not count among the specifications of plugins.
+func TestCDISpecs_FilesOfClaims_HideNone(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("v.yaml", `{"cdiVersion": "0.6.0", "kind": "v.example/gpu", "devices": [{"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/null"}]}}]}`)
+	for i := range maxSpecs {
+		write(fmt.Sprintf("devmgrd.io-claim_c%d_r.json", i), "{}")
+	}
+	if !cdi.IsFile("devmgrd.io-claim_c0_r.json") {
+		t.Error("the names are not those of files of claims")
+	}
+	if lacks := cdiLacks([]string{dir}, []string{"v.example/gpu=0"}); lacks != "" {
+		t.Error(lacks)
 	}
 }

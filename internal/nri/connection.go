@@ -34,6 +34,7 @@ type Config struct {
 	Dirs      Directories
 	Rules     Rules      // nil: a plugin may grant anything
 	Claims    ClaimFiles // nil: no claims are served
+	Presence  *Presence  // kept up to date
 	Log       *slog.Logger
 	Metrics   prometheus.Registerer
 }
@@ -43,7 +44,6 @@ type Connection struct {
 	config        Config
 	metrics       *metrics
 	connected     atomic.Bool
-	seesRuntime   atomic.Bool
 	features      atomic.Pointer[features] // of the runtime; nil: it has not connected yet
 	first         sync.Once
 	synced        chan struct{} // closed when the runtime has listed all containers for the first time
@@ -53,7 +53,6 @@ type Connection struct {
 	limit         time.Duration // startLimit
 	listLimit     time.Duration
 	notRedirected notRedirected
-	present       sandboxes
 	stuck         atomic.Pointer[string] // why the runtime does not list its containers; nil: it does, or the reason is not known
 }
 
@@ -73,7 +72,7 @@ const (
 func New(c Config) *Connection {
 	for name, missing := range map[string]bool{
 		"Socket": c.Socket == "", "Index": c.Index == "", "Allocator": c.Allocator == nil, "Runtime": c.Runtime == nil,
-		"Notifier": c.Notifier == nil, "Dirs": c.Dirs == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
+		"Notifier": c.Notifier == nil, "Dirs": c.Dirs == nil, "Presence": c.Presence == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
 	} {
 		if missing {
 			panic("nri.New: Config." + name + " is missing")
@@ -104,9 +103,6 @@ func (n *Connection) Synced() <-chan struct{} { return n.synced }
 
 // NotRedirected returns the running containers that were created without devmgrd and have the kubelet's plugin directory.
 func (n *Connection) NotRedirected() []device.PodContainer { return n.notRedirected.list() }
-
-// Networks returns the files of the network namespaces of a pod's sandboxes that the runtime has.
-func (n *Connection) Networks(uid device.PodUID) []string { return n.present.networks(uid) }
 
 // Limits returns what the release of the runtime that connected last keeps devmgrd from doing.
 func (n *Connection) Limits() []device.Limit {
@@ -143,10 +139,6 @@ func (n *Connection) Run(ctx context.Context) error {
 		}
 	}
 }
-
-// SeesRuntime reports whether devmgrd's PID namespace shows the container runtime, and so the processes of all containers: as of the
-// latest connection.
-func (n *Connection) SeesRuntime() bool { return n.seesRuntime.Load() }
 
 // samePIDs reports whether a process has the PID namespace of this one.
 func samePIDs(pid int32) bool {
@@ -193,14 +185,14 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	n.seesRuntime.Store(runtime > 0)
+	n.config.Presence.runtime.Store(runtime > 0)
 	lost := make(chan struct{})
 	var once sync.Once
 	var synced atomic.Bool
 	far := &progress{}
 	p := &plugin{
 		allocator: n.config.Allocator, runtime: n.config.Runtime, pods: n.config.Pods, notifier: n.config.Notifier, redirect: n.config.Redirect, dirs: n.config.Dirs, rules: n.config.Rules, grants: n.grants, claimFiles: n.config.Claims,
-		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, hostChecks: &n.hostChecks, hooks: &n.hooks, notRedirected: &n.notRedirected, present: &n.present, features: &n.features,
+		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, hostChecks: &n.hostChecks, hooks: &n.hooks, notRedirected: &n.notRedirected, present: &n.config.Presence.sandboxes, features: &n.features,
 		synced: func(report func()) {
 			reports.Lock()
 			defer reports.Unlock()

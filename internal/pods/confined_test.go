@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 func TestConfined(t *testing.T) {
@@ -43,5 +45,44 @@ func TestConfined(t *testing.T) {
 		if got := confined(p); got != test.want {
 			t.Errorf("%s: %v", name, got)
 		}
+	}
+}
+
+// A pod that is deleted by force leaves the API server while its processes run: it stays known, and confined, until the runtime does not have it.
+func TestStore_DeletedByForce_StaysConfinedWhileItRuns(t *testing.T) {
+	t.Parallel()
+	runs := map[device.PodUID]bool{"a": true, "b": true}
+	d := newDiary()
+	s := newStore(reader{}, d, func(uid device.PodUID) bool { return runs[uid] })
+	free := at("b", 2)
+	free.Spec.HostPID = true
+	for _, p := range []*corev1.Pod{at("a", 1), free, at("never-ran", 3)} {
+		if err := s.Add(p); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Delete(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if pod, known := s.named("a"); !known || pod.Name != "a" || !s.confined("a") {
+		t.Errorf("%v, known %v, confined %v", pod, known, s.confined("a"))
+	}
+	for _, uid := range []device.PodUID{"b", "never-ran"} {
+		if _, known := s.named(uid); known || s.confined(uid) {
+			t.Errorf("%s: known %v, confined %v", uid, known, s.confined(uid))
+		}
+	}
+	if err := s.Replace([]any{at("c", 4)}, "4"); err != nil {
+		t.Fatal(err)
+	}
+	if !s.confined("a") {
+		t.Error("a list without the pod is no end of it")
+	}
+	runs["a"], runs["c"] = false, true
+	if err := s.Replace(nil, "5"); err != nil {
+		t.Fatal(err)
+	}
+	if !s.confined("c") || s.confined("a") || len(s.outlived) != 1 {
+		t.Errorf("kept: %v", s.outlived)
 	}
 }

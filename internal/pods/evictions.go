@@ -15,6 +15,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 const (
@@ -59,10 +60,7 @@ func (e *Evictions) Evict(pod device.Pod, why string, still func() bool) {
 		return
 	}
 	e.pods[pod.UID] = &eviction{pod: pod, why: why, still: still, pause: backoff.Backoff{First: firstEvictionPause, Last: lastEvictionPause}}
-	select {
-	case e.wake <- struct{}{}:
-	default:
-	}
+	loops.Signal(e.wake)
 }
 
 // Run evicts until ctx ends, one pod at a time.

@@ -29,7 +29,7 @@ func List(ctx context.Context, client rest.Interface, node string, ignored []str
 	}
 	var l Listing
 	active := &gathering{}
-	s := newStore(reader{ignored: ignoring(ignored)}, active)
+	s := newStore(reader{ignored: ignoring(ignored)}, active, nil)
 	all := make([]any, len(found.Items))
 	for i := range found.Items {
 		all[i] = &found.Items[i]

@@ -36,7 +36,9 @@ type Config struct {
 	Selectors bool
 	// Claims has demands name the containers' claims. The Sink finds the devices.
 	Claims bool
-	Log    *slog.Logger
+	// Present reports whether the runtime has a pod; nil: it is not known to have any.
+	Present func(device.PodUID) bool
+	Log     *slog.Logger
 }
 
 // Pods follows the pods of this node.
@@ -52,7 +54,7 @@ func New(cfg Config) *Pods {
 	if cfg.NodeName == "" || cfg.Client == nil || cfg.Sink == nil || cfg.Log == nil {
 		panic("pods: NodeName, Client, Sink and Log are required")
 	}
-	s := newStore(reader{ignoring(cfg.Ignored), cfg.Selectors, cfg.Claims}, cfg.Sink)
+	s := newStore(reader{ignoring(cfg.Ignored), cfg.Selectors, cfg.Claims}, cfg.Sink, cfg.Present)
 	return &Pods{
 		node:   cfg.NodeName,
 		client: cfg.Client,
@@ -77,7 +79,20 @@ func (p *Pods) Check() error { return p.watch.Check() }
 
 // Fetch asks the API server for one pod that the watch has not delivered yet, and binds it. After nil the Sink knows the pod.
 // ErrNotFound means that this node has no such pod, ErrUnavailable that the answer is not known, a *device.Refusal that there is no room for it.
+//
+// It returns when ctx ends, also while the Sink is busy: the pod is then bound later.
 func (p *Pods) Fetch(ctx context.Context, pod device.Pod) error {
+	done := make(chan error, 1)
+	go func() { done <- p.fetch(ctx, pod) }() // it ends with ctx, or when the Sink has taken the pod
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("reading pod %s: %w: %w", pod, ErrUnavailable, ctx.Err())
+	}
+}
+
+func (p *Pods) fetch(ctx context.Context, pod device.Pod) error {
 	if p.store.knows(pod) {
 		return nil
 	}
@@ -99,11 +114,11 @@ func (p *Pods) Fetch(ctx context.Context, pod device.Pod) error {
 // ServiceAccount returns the name of a pod's service account; empty: the watch has not delivered the pod.
 func (p *Pods) ServiceAccount(pod device.Pod) string { return p.store.account(pod) }
 
-// Named returns the pod of that UID, or false if the watch has not delivered it.
+// Named returns the pod of that UID, also one that has left the API server while the runtime has it. It is false if the watch has not delivered it.
 func (p *Pods) Named(uid device.PodUID) (device.Pod, bool) { return p.store.named(uid) }
 
-// Confined reports whether a pod has nothing of the host's, by which it could have a device of a pod of another namespace. It is false if the
-// watch has not delivered the pod.
+// Confined reports whether a pod has nothing of the host's, by which it could have a device of a pod of another namespace. It knows the pods
+// that Named knows.
 func (p *Pods) Confined(uid device.PodUID) bool { return p.store.confined(uid) }
 
 // Find asks the API server for the pod of that name, which the watch has not delivered yet, and binds it. It returns false if

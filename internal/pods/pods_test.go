@@ -289,3 +289,37 @@ func TestEnded(t *testing.T) {
 		t.Errorf("without an API server: %v", err)
 	}
 }
+
+// busy is a Sink that takes no pod before it is released.
+type busy struct {
+	*diary
+	asked, released chan struct{}
+}
+
+func (b busy) Bind(d device.PodDemand) {
+	b.asked <- struct{}{}
+	<-b.released
+	b.diary.Bind(d)
+}
+
+// A hook has little time, and the Sink may be busy with another pod.
+func TestFetch_SinkIsBusy_ReturnsInTime(t *testing.T) {
+	t.Parallel()
+	api := kubetest.New(t)
+	api.Put(at("new", 0))
+	sink := busy{newDiary(), make(chan struct{}), make(chan struct{})}
+	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: sink, Log: kubetest.Log(t)})
+	go p.store.Update(at("other", 0))
+	<-sink.asked
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	pod := device.Pod{UID: "new", Namespace: "ns", Name: "new"}
+	if err := p.Fetch(ctx, pod); !errors.Is(err, ErrUnavailable) {
+		t.Error(err)
+	}
+	close(sink.released)
+	go func() { <-sink.asked }()
+	if err := p.Fetch(t.Context(), pod); err != nil || !p.store.knows(pod) {
+		t.Error(err)
+	}
+}

@@ -2,6 +2,7 @@ package pods
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"sync"
 
@@ -12,14 +13,17 @@ import (
 // store holds the active pods of this node and decides the calls to the Sink. It is the reflector's store: its methods never
 // fail, since no error there could be fixed by a retry.
 type store struct {
-	reader reader
-	sink   Sink
+	reader  reader
+	sink    Sink
+	present func(device.PodUID) bool // whether the runtime has the pod
 
 	mu      sync.Mutex // guards what follows; held while the Sink is called, never across I/O
 	pods    map[device.PodUID]entry
 	size    int                    // of all demands but those of mirror pods
 	mirrors int                    // of these
 	left    map[device.PodUID]bool // pods that the watch has delivered and that there was no room for
+	// outlived are confined pods that the runtime has and the API server does not: they may have been deleted by force.
+	outlived map[device.PodUID]device.Pod
 	// passed is the version up to which the watch has delivered everything.
 	passed uint64
 }
@@ -42,8 +46,11 @@ func entryOf(seen podState) entry {
 	return entry{demand: seen.demand, account: seen.account, confined: seen.confined, mirror: seen.mirror}
 }
 
-func newStore(r reader, to Sink) *store {
-	return &store{reader: r, sink: to, pods: map[device.PodUID]entry{}, left: map[device.PodUID]bool{}}
+func newStore(r reader, to Sink, present func(device.PodUID) bool) *store {
+	if present == nil {
+		present = func(device.PodUID) bool { return false }
+	}
+	return &store{reader: r, sink: to, present: present, pods: map[device.PodUID]entry{}, left: map[device.PodUID]bool{}, outlived: map[device.PodUID]device.Pod{}}
 }
 
 // Add receives a new pod from the watch.
@@ -137,14 +144,24 @@ func (s *store) hasLocked(pod device.Pod) (has, taken bool) {
 func (s *store) dropLocked(pod device.Pod) {
 	delete(s.left, pod.UID)
 	if has, _ := s.hasLocked(pod); has {
-		if e := s.pods[pod.UID]; e.mirror {
+		e := s.pods[pod.UID]
+		if e.mirror {
 			s.mirrors -= e.size
 		} else {
 			s.size -= e.size
 		}
 		delete(s.pods, pod.UID)
+		s.outlivesLocked(e)
 		s.sink.Drop(pod.UID)
 	}
+}
+
+// outlivesLocked notes a pod that has left the API server, if the runtime still has it, and forgets those that it has no longer.
+func (s *store) outlivesLocked(e entry) {
+	if e.confined {
+		s.outlived[e.demand.Pod.UID] = e.demand.Pod
+	}
+	maps.DeleteFunc(s.outlived, func(uid device.PodUID, _ device.Pod) bool { return !s.present(uid) })
 }
 
 // Replace receives a full list. Pods that Fetch has read in a newer version than the list's stay. Those that are known come first, then those that the
@@ -187,6 +204,11 @@ func (s *store) Replace(list []any, version string) error {
 			keep(e)
 		}
 	}
+	for uid, e := range before {
+		if _, still := s.pods[uid]; !still {
+			s.outlivesLocked(e)
+		}
+	}
 	s.sink.Replace(demands)
 	return nil
 }
@@ -214,15 +236,22 @@ func (s *store) knows(pod device.Pod) bool {
 func (s *store) named(uid device.PodUID) (device.Pod, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e, known := s.pods[uid]
-	return e.demand.Pod, known
+	if e, known := s.pods[uid]; known {
+		return e.demand.Pod, true
+	}
+	pod, known := s.outlived[uid]
+	return pod, known
 }
 
-// confined reports whether the store has the pod, and it has nothing of the host's.
+// confined reports whether the pod is known, and has nothing of the host's.
 func (s *store) confined(uid device.PodUID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.pods[uid].confined
+	if e, known := s.pods[uid]; known {
+		return e.confined
+	}
+	_, outlived := s.outlived[uid]
+	return outlived
 }
 
 // account returns the name of a pod's service account, if the store has the pod.

@@ -179,7 +179,7 @@ func TestStore(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDiary()
-			s = newStore(reader{}, d)
+			s = newStore(reader{}, d, nil)
 			c.story()
 			want := strings.NewReplacer("A", hashOf("a"), "B", hashOf("b")).Replace(c.want)
 			if got := strings.Join(d.said(), ","); got != want {
@@ -247,7 +247,7 @@ func TestForgedMirror(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDiary()
-			s := newStore(reader{}, d)
+			s := newStore(reader{}, d, nil)
 			story(s)
 			if got := d.bound[owner.UID].Pod; got != owner || len(d.bound) != 1 || len(d.said()) != 1 || !s.knows(owner) {
 				t.Errorf("the UID is of %+v, want %+v; told %q", got, owner, d.said())

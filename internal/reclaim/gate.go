@@ -18,6 +18,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/cgroups"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/reclaim/openers"
 	"github.com/devmgrd/devmgrd/internal/units"
 )
@@ -181,7 +182,7 @@ func (g *Gate) Release(d device.Departure) *device.Release {
 	p.ctx, p.forget = context.WithCancel(context.Background())
 	g.proofs[d.Pod.UID] = p
 	p.nextLocked()
-	signal(g.wake)
+	loops.Signal(g.wake)
 	return p.result
 }
 
@@ -251,13 +252,8 @@ func (g *Gate) Run(ctx context.Context) error {
 	defer g.networks.watch(false)
 	for {
 		again := g.lookAtNetworks()
-		if due := g.step(ctx); again.IsZero() || !due.IsZero() && due.Before(again) {
-			again = due
-		}
-		var due <-chan time.Time
-		if !again.IsZero() {
-			due = time.After(time.Until(again))
-		}
+		again = loops.Earliest(again, g.step(ctx))
+		due := loops.At(again)
 		removed, missed := g.networks.changes()
 		select {
 		case <-ctx.Done():
@@ -295,20 +291,18 @@ func (g *Gate) endLeft(ctx context.Context) {
 			g.mu.Lock()
 			defer g.mu.Unlock()
 			delete(g.left, unit)
-			signal(g.changed)
-			signal(g.wake)
+			loops.Signal(g.changed)
+			loops.Signal(g.wake)
 		})
 	}
-	signal(g.changed)
-	signal(g.wake)
+	loops.Signal(g.changed)
+	loops.Signal(g.wake)
 }
 
 // step does what is due, and returns when to come again; zero: after the next wake.
 func (g *Gate) step(ctx context.Context) (again time.Time) {
 	later := func(at time.Time) {
-		if again.IsZero() || at.Before(again) {
-			again = at
-		}
+		again = loops.Earliest(again, at)
 	}
 	g.mu.Lock()
 	now := time.Now()
@@ -412,7 +406,7 @@ func (g *Gate) search(ctx context.Context, all []*proof) {
 			p.nextLocked()
 		}
 		if before != p.result {
-			signal(g.changed)
+			loops.Signal(g.changed)
 		}
 	}
 }
@@ -561,7 +555,7 @@ func (g *Gate) runLocked(ctx context.Context, p *proof) {
 	g.commands[r], p.running = true, true
 	g.running[uid]++
 	p.result = &device.Release{Why: "release.command of " + string(r) + " is running", Underway: p.retries == 0}
-	signal(g.changed)
+	loops.Signal(g.changed)
 	g.work.Go(func() {
 		ctx, stop := context.WithCancel(ctx)
 		defer stop()
@@ -588,8 +582,8 @@ func (g *Gate) runLocked(ctx context.Context, p *proof) {
 			p.commands, p.retries = p.commands[1:], 0
 			p.nextLocked()
 		}
-		signal(g.changed)
-		signal(g.wake)
+		loops.Signal(g.changed)
+		loops.Signal(g.wake)
 	})
 }
 
@@ -609,11 +603,4 @@ func judge(o units.Outcome) (again bool, err error) {
 		return false, fmt.Errorf("has failed with exit code %d", o.Code)
 	}
 	return false, nil
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // A network plugin's DEL may change the settings of a device, such as a virtual function's, after the pod's last container has ended. The runtime removes
@@ -74,7 +76,7 @@ func (g *Gate) lookAtNetworks() (again time.Time) {
 		if len(left) < len(p.networks) {
 			p.networks = left
 			p.nextLocked()
-			signal(g.changed)
+			loops.Signal(g.changed)
 		}
 		g.mu.Unlock()
 		if len(left) == 0 {
@@ -84,9 +86,7 @@ func (g *Gate) lookAtNetworks() (again time.Time) {
 		if look := now.Add(networkLook); !watched && look.Before(next) {
 			next = look
 		}
-		if again.IsZero() || next.Before(again) {
-			again = next
-		}
+		again = loops.Earliest(again, next)
 	}
 	return again
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/reclaim/openers"
 )
 
@@ -36,7 +37,7 @@ func (g *Gate) watchLocked(p *proof, processes []openers.Process) {
 				g.mu.Lock()
 				p.due, p.retries = time.Now(), 0
 				g.mu.Unlock()
-				signal(g.wake)
+				loops.Signal(g.wake)
 			}
 		})
 	}

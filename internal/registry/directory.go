@@ -14,6 +14,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
 
@@ -353,10 +354,7 @@ func (r *Registry) callAgainLocked() {
 
 // callAgain calls the plugins of a directory that are not registered.
 func (d *directory) callAgain() {
-	select {
-	case d.recall <- struct{}{}:
-	default:
-	}
+	loops.Signal(d.recall)
 }
 
 // A broadcaster wakes any number of readers after a change.

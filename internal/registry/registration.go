@@ -21,6 +21,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 const (
@@ -311,8 +312,5 @@ func (l *registration) listError(err error) error {
 
 // nudge ends the pause before the next dial.
 func (l *registration) nudge() {
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
+	loops.Signal(l.wake)
 }

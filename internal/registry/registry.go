@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/registry/internal/plugindir"
 )
 
@@ -329,10 +330,7 @@ func (r *Registry) Revision() uint64 { return 1 + r.revision.Load() }
 // signal follows each change of what Offers returns, in the same critical section.
 func (r *Registry) signal() {
 	r.revision.Add(1)
-	select {
-	case r.changed <- struct{}{}:
-	default: // a pending signal covers this change too
-	}
+	loops.Signal(r.changed) // a pending signal covers this change too
 }
 
 // Check returns nil while plugins can register, and otherwise the reason why not.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 const (
@@ -47,10 +48,7 @@ func (s *saver) note(resource device.ResourceName) {
 	s.mu.Lock()
 	s.dirty[resource] = true
 	s.mu.Unlock()
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	loops.Signal(s.wake)
 }
 
 func (s *saver) forget(resource device.ResourceName) {
@@ -73,10 +71,7 @@ func (s *saver) run(ctx context.Context) {
 		pause := saveInterval
 		if !s.saveAll(&failing) {
 			pause = saveRetry
-			select {
-			case s.wake <- struct{}{}: // failed records are still noted
-			default:
-			}
+			loops.Signal(s.wake) // failed records are still noted
 		}
 		select {
 		case <-ctx.Done():

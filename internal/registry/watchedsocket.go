@@ -13,6 +13,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 const (
@@ -154,8 +155,5 @@ func failed(call string, err error) error {
 
 // nudge calls the plugin again if it is not registered.
 func (c *watchedSocket) nudge() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	loops.Signal(c.wake)
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // Plugins has offers and answers that a test sets.
@@ -30,10 +31,7 @@ func (p *Plugins) Offer(r device.ResourceName, state device.OfferState, devices 
 	p.mu.Lock()
 	p.offers[r] = device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, State: state, Reported: true}
 	p.mu.Unlock()
-	select {
-	case p.changed <- struct{}{}:
-	default:
-	}
+	loops.Signal(p.changed)
 	p.accept(r)
 }
 

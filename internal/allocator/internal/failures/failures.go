@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 const (
@@ -125,9 +126,7 @@ type State struct {
 // Watch returns the devices that are due, and when the next may be; zero: not before a change. It forgets old failures.
 func (l *Log) Watch(now time.Time, s State) (due []Due, next time.Time) {
 	wait := func(until time.Time) {
-		if next.IsZero() || until.Before(next) {
-			next = until
-		}
+		next = loops.Earliest(next, until)
 	}
 	for id, rec := range l.records {
 		for len(rec.failures) > 0 && now.Sub(rec.failures[0]) > memory {

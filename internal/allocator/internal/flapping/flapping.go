@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 const (
@@ -175,9 +176,7 @@ func (l *Log) Expire(now time.Time) (gone []device.Falls, next time.Time) {
 		if now.Before(rec.Until) && rec.Until.Before(ends) {
 			ends = rec.Until
 		}
-		if next.IsZero() || ends.Before(next) {
-			next = ends
-		}
+		next = loops.Earliest(next, ends)
 	}
 	slices.SortFunc(gone, func(a, b device.Falls) int { return device.CompareIDs(a.ID, b.ID) })
 	return gone, next

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // A plugin may list a device as healthy and refuse it: a GPU that has fallen off the bus, a virtual function that another driver has. Such a device is
@@ -135,9 +136,7 @@ func (p *Resource) Refused(r device.ResourceName, now time.Time) (all []device.C
 		}
 		all = append(all, device.Cordon{Resource: r, ID: id, Suspended: true, Refused: true, Since: was.paused.Add(-was.pause), Until: was.paused,
 			Reason: fmt.Sprintf("refused %d times in a row, tried again at %s: %s", was.times, was.paused.UTC().Format(time.RFC3339), was.why)})
-		if next.IsZero() || was.paused.Before(next) {
-			next = was.paused
-		}
+		next = loops.Earliest(next, was.paused)
 	}
 	slices.SortFunc(all, func(x, y device.Cordon) int { return device.CompareIDs(x.ID, y.ID) })
 	return all, next
