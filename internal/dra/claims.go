@@ -22,14 +22,14 @@ import (
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 const (
 	firstRead, lastRead = 200 * time.Millisecond, time.Minute // pauses between attempts to read a pod's claims
 	readLimit           = 5 * time.Second
-	lookPause           = 100 * time.Millisecond // between looks for devices that pods wait for: each one reads all lists
+	lookPause, lastLook = 100 * time.Millisecond, 5 * time.Second // between looks for devices that pods wait for: each one reads all lists
+	lookShare           = 10                                      // of a look's own time, such a pause
 	maxMistake          = 512
 
 	// maxPodUses bounds how many devices the containers of a pod use by claims, each container's counted, and maxUses those of all pods: any number
@@ -96,6 +96,7 @@ type index struct {
 	revision uint64
 	offers   map[device.ResourceName]device.Offer
 	listed   map[device.ResourceName]map[string][]device.ID
+	pools    map[string]device.ResourceName // those of claims; empty: no listed resource has one of this name
 }
 
 // A claimingPod is a pod of this node and what is known of its claims.
@@ -300,8 +301,9 @@ func (c *Claims) readPod(ctx context.Context, pod device.PodDemand, names []stri
 func (c *Claims) follow(ctx context.Context) {
 	for ctx.Err() == nil {
 		updated := c.Inventory.Updated() // before anything is looked up
+		began := time.Now()
 		c.look()
-		pause := time.After(lookPause)
+		pause := time.After(min(max(lookPause, lookShare*time.Since(began)), lastLook))
 		select {
 		case <-ctx.Done():
 		case <-updated:
@@ -446,29 +448,43 @@ func (c *Claims) resolveLocked(p *claimingPod) {
 	p.resolved, p.waits, p.uses = p.demand, false, 0
 	p.resolved.Demands = nil
 	full := ""
+	switch uses := p.devices(); {
+	case uses > maxPodUses:
+		full = fmt.Sprintf("the pod's containers use more than %d devices by ResourceClaims, each container's counted: have fewer containers use a claim", maxPodUses)
+	case c.uses+uses > maxUses:
+		full = fmt.Sprintf("the containers of this node's pods use more than %d devices by ResourceClaims; the pod waits until others have ended", maxUses)
+		p.waits = true
+	default:
+		p.uses = uses
+		c.uses += uses
+	}
 	for _, d := range p.demand.Demands {
-		if d = c.resolveContainer(p, d); len(d.Wants) > 0 || d.Mistake != "" {
+		if full != "" {
+			d = device.Demand{Container: d.Container, Kind: d.Kind, Blocked: device.PodTooLarge, Mistake: full}
+		} else {
+			d = c.resolveContainer(p, d)
+		}
+		if len(d.Wants) > 0 || d.Mistake != "" {
 			p.resolved.Demands = append(p.resolved.Demands, d)
 		}
-		for _, ids := range d.Fixed {
-			p.uses += len(ids)
-		}
-		switch {
-		case p.uses > maxPodUses:
-			full = fmt.Sprintf("the pod's containers use more than %d devices by ResourceClaims, each container's counted: have fewer containers use a claim", maxPodUses)
-		case c.uses+p.uses > maxUses:
-			full = fmt.Sprintf("the containers of this node's pods use more than %d devices by ResourceClaims; the pod waits until others have ended", maxUses)
-			p.waits = true
-		}
-		if full != "" {
-			p.uses = 0
-			p.resolved.Demands = lists.Map(p.demand.Demands, func(of device.Demand) device.Demand {
-				return device.Demand{Container: of.Container, Kind: of.Kind, Blocked: device.PodTooLarge, Mistake: full}
-			})
-			break
+	}
+}
+
+// devices returns how many devices the pod's containers use by claims that have been read, or a number above maxPodUses.
+func (p *claimingPod) devices() (n int) {
+	for _, d := range p.demand.Demands {
+		for _, use := range d.Claims {
+			for _, one := range p.claims[use.Claim].results {
+				if one.of(use.Request) {
+					n++
+				}
+			}
+			if n > maxPodUses {
+				return n
+			}
 		}
 	}
-	c.uses += p.uses
+	return n
 }
 
 // resolveContainer returns a container's demand with the devices that its claims name.
@@ -578,30 +594,40 @@ func (r result) base() string {
 
 // find returns the device that a result names; false: it is not listed.
 func (c *Claims) find(one result) (found, bool) {
-	at := strings.LastIndexByte(one.pool, '/')
-	k, err := strconv.Atoi(one.pool[at+1:])
-	if at < 0 || err != nil {
-		return found{}, false
-	}
-	for r := range c.current().offers {
-		if PoolName(c.NodeName, r, k) != one.pool {
-			continue
-		}
-		all := c.listed(r)[one.device]
-		switch at := slices.IndexFunc(all, func(id device.ID) bool { return c.Pool(r, id) == one.pool }); {
-		case at >= 0:
-			return found{r, all[at]}, true
-		case len(all) == 1: // it has another place since it returned to its plugin's list
-			return found{r, all[0]}, true
-		}
+	r := c.resourceOf(one.pool)
+	all := c.listed(r)[one.device]
+	switch at := slices.IndexFunc(all, func(id device.ID) bool { return c.Pool(r, id) == one.pool }); {
+	case at >= 0:
+		return found{r, all[at]}, true
+	case len(all) == 1: // it has another place since it returned to its plugin's list
+		return found{r, all[0]}, true
 	}
 	return found{}, false
+}
+
+// resourceOf returns the listed resource of a pool; empty: there is none.
+func (c *Claims) resourceOf(pool string) device.ResourceName {
+	of := c.current()
+	r, known := of.pools[pool]
+	if known {
+		return r
+	}
+	at := strings.LastIndexByte(pool, '/')
+	if k, err := strconv.Atoi(pool[at+1:]); at >= 0 && err == nil {
+		for one := range of.offers {
+			if PoolName(c.NodeName, one, k) == pool {
+				r = one
+			}
+		}
+	}
+	of.pools[pool] = r
+	return r
 }
 
 // current returns the index of the plugins' current lists.
 func (c *Claims) current() index {
 	if now := c.Plugins.Revision(); c.index.revision != now { // before the lists are read
-		c.index = index{now, c.Plugins.Offers(), map[device.ResourceName]map[string][]device.ID{}}
+		c.index = index{now, c.Plugins.Offers(), map[device.ResourceName]map[string][]device.ID{}, map[string]device.ResourceName{}}
 	}
 	return c.index
 }
