@@ -31,7 +31,9 @@ func (a *Allocator) sharingLocked(p *pod) map[device.ResourceName]map[device.ID]
 				all[r] = map[device.ID]placement.Sharing{}
 			}
 			for id, claim := range claimed {
-				all[r][id] = a.shareableLocked(r, id, claim)
+				if _, known := all[r][id]; !known {
+					all[r][id] = a.shareableLocked(r, id, claim)
+				}
 			}
 		}
 	}
@@ -81,25 +83,21 @@ func (a *Allocator) wakeSharersLocked(p *pod) {
 	if len(a.ended) > 0 {
 		a.scheduleWriteLocked(0)
 	}
-	for _, q := range a.waiting {
-		if q != p && q.retry.IsZero() && sharesWith(p.demand, q.demand) {
-			a.queueLocked(q)
-		}
+	mine := map[device.ClaimUID]bool{}
+	for claim := range p.demand.Claims() {
+		mine[claim] = true
 	}
-}
-
-// sharesWith reports whether two pods have a claim in common.
-func sharesWith(d, e device.PodDemand) bool {
-	return slices.ContainsFunc(d.Demands, func(one device.Demand) bool {
-		for r, claimed := range one.Claimed {
-			for id, claim := range claimed {
-				if e.Claim(r, id) == claim {
-					return true
-				}
+	for _, q := range a.waiting {
+		if q == p || !q.retry.IsZero() {
+			continue
+		}
+		for claim := range q.demand.Claims() {
+			if mine[claim] {
+				a.queueLocked(q)
+				break
 			}
 		}
-		return false
-	})
+	}
 }
 
 // allocatingSharerLocked returns another pod with devices of the same claims whose plugins are being asked; nil: there is none.

@@ -2,6 +2,7 @@ package device
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"slices"
 	"time"
@@ -139,6 +140,21 @@ func (p PodDemand) Claim(r ResourceName, id ID) ClaimUID {
 		}
 	}
 	return ""
+}
+
+// Claims returns the claims of devices that other pods may have by the same claims, once for each use.
+func (p PodDemand) Claims() iter.Seq[ClaimUID] {
+	return func(yield func(ClaimUID) bool) {
+		for _, d := range p.Demands {
+			for _, claimed := range d.Claimed {
+				for _, claim := range claimed {
+					if !yield(claim) {
+						return
+					}
+				}
+			}
+		}
+	}
 }
 
 // Shares reports whether the pod has devices that other pods may have by the same claims.

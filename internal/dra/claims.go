@@ -28,7 +28,7 @@ import (
 const (
 	firstRead, lastRead = 200 * time.Millisecond, time.Minute // pauses between attempts to read a pod's claims
 	readLimit           = 5 * time.Second
-	lookPause, lastLook = 100 * time.Millisecond, 5 * time.Second // between looks for devices that pods wait for: each one reads all lists
+	lookPause, lastLook = 100 * time.Millisecond, 5 * time.Second // between looks at all pods, for the devices or files that they wait for
 	lookShare           = 10                                      // of a look's own time, such a pause
 	maxMistake          = 512
 
@@ -303,7 +303,7 @@ func (c *Claims) follow(ctx context.Context) {
 		updated := c.Inventory.Updated() // before anything is looked up
 		began := time.Now()
 		c.look()
-		pause := time.After(min(max(lookPause, lookShare*time.Since(began)), lastLook))
+		pause := afterLook(began)
 		select {
 		case <-ctx.Done():
 		case <-updated:
@@ -314,6 +314,11 @@ func (c *Claims) follow(ctx context.Context) {
 		case <-pause:
 		}
 	}
+}
+
+// afterLook returns a channel that delivers when the pause after a look at all pods is over.
+func afterLook(began time.Time) <-chan time.Time {
+	return time.After(min(max(lookPause, lookShare*time.Since(began)), lastLook))
 }
 
 // look looks for the devices of each pod that waits. The lock is free between two pods: the watch of the pods, and with it the runtime's requests, wait

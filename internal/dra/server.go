@@ -336,14 +336,16 @@ func (s *Server) write(ctx context.Context, namespace, name string, of claim, un
 func (s *Server) rewrite(ctx context.Context) {
 	since := map[device.ClaimUID]time.Time{} // files are missing
 	for {
-		updated, changed := s.Allocator.Updated(), s.Claims.Changed() // before anything is asked
+		updated, changed, looked := s.Allocator.Updated(), s.Claims.Changed(), time.Now() // before anything is asked
 		var next time.Time
 		before := since
 		since = map[device.ClaimUID]time.Time{}
 		for of, one := range s.Claims.known() {
+			if !s.Files.Missing(one.requests()) {
+				continue
+			}
 			users, _, _ := s.Claims.users(of.Namespace, of.Name, one)
-			ready := func(using []device.Container) bool { return s.Allocator.Readiness(using[0]).State == device.Ready }
-			if !s.Files.Missing(one.requests()) || !slices.ContainsFunc(users, ready) {
+			if !slices.ContainsFunc(users, func(using []device.Container) bool { return s.Allocator.Readiness(using[0]).State == device.Ready }) {
 				continue
 			}
 			began, known := before[one.uid]
@@ -359,13 +361,18 @@ func (s *Server) rewrite(ctx context.Context) {
 			since[one.uid] = began
 			next = loops.Earliest(next, began.Add(s.rewriteTime))
 		}
-		again := loops.At(next)
+		again, pause := loops.At(next), afterLook(looked)
 		select {
 		case <-ctx.Done():
 			return
 		case <-updated:
 		case <-changed:
 		case <-again:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-pause:
 		}
 	}
 }

@@ -177,11 +177,15 @@ func kindOf(c *corev1.Container) device.Kind {
 // extended resources. A static pod has no claims, so those of its mirror pod do not count.
 func (r reader) demands(p *corev1.Pod) []device.Demand {
 	var all []device.Demand
+	named := map[string]string{} // the claims, by the pod's names for them
+	if r.claims && !mirrored(p) {
+		named = claimNames(p)
+	}
 	add := func(c *corev1.Container, kind device.Kind) {
 		wants := r.wants(p, c)
 		var claims []device.ClaimUse
 		if r.claims && !mirrored(p) {
-			claims = claimsOf(p, c)
+			claims = claimsOf(p, c, named)
 		}
 		if wants == nil && claims == nil {
 			return
@@ -259,9 +263,9 @@ func claimed(p *corev1.Pod, container, resource string) bool {
 // claimsOf returns a container's claims: those that its specification names, and the one that the scheduler has made for its extended
 // resources. A claim that is made from a template has its name in the pod's status. An extended resource may be the implicit one of a
 // DeviceClass (deviceclass.resource.kubernetes.io/CLASS), which is no plugin's: then the claim alone says which devices they are.
-func claimsOf(p *corev1.Pod, c *corev1.Container) (all []device.ClaimUse) {
+func claimsOf(p *corev1.Pod, c *corev1.Container, named map[string]string) (all []device.ClaimUse) {
 	for _, use := range c.Resources.Claims {
-		if name, made := claimName(p, use.Name); name != "" || !made {
+		if name, made := named[use.Name]; name != "" || !made {
 			all = append(all, device.ClaimUse{Claim: name, Request: use.Request})
 		}
 	}
@@ -276,24 +280,21 @@ func claimsOf(p *corev1.Pod, c *corev1.Container) (all []device.ClaimUse) {
 	return all
 }
 
-// claimName returns the name of the claim that the pod calls by that name. made is false if it is still to be made from a template. A pod
-// whose template asks for no claim has an entry without a name.
-func claimName(p *corev1.Pod, called string) (name string, made bool) {
-	for _, one := range p.Spec.ResourceClaims {
-		if one.Name == called && one.ResourceClaimName != nil {
-			return *one.ResourceClaimName, true
-		}
-	}
+// claimNames returns the names of a pod's claims by what the pod calls them. A claim that is still to be made from a template has no entry; a pod whose
+// template asks for no claim has one without a name.
+func claimNames(p *corev1.Pod) map[string]string {
+	all := make(map[string]string, len(p.Spec.ResourceClaims))
 	for _, one := range p.Status.ResourceClaimStatuses {
-		switch {
-		case one.Name != called:
-		case one.ResourceClaimName == nil:
-			return "", true
-		default:
-			return *one.ResourceClaimName, true
+		if all[one.Name] = ""; one.ResourceClaimName != nil {
+			all[one.Name] = *one.ResourceClaimName
 		}
 	}
-	return "", false
+	for _, one := range p.Spec.ResourceClaims {
+		if one.ResourceClaimName != nil {
+			all[one.Name] = *one.ResourceClaimName
+		}
+	}
+	return all
 }
 
 // variables returns the names that the specification sets in the container, ascending. Names from envFrom are not known here:

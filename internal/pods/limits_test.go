@@ -221,6 +221,23 @@ func TestLimit_ClaimsOfOnePod(t *testing.T) {
 	}
 }
 
+// Looking through all claims of the pod for each use of one would take minutes here.
+func TestLimit_ManyUsesOfManyClaims_CostLittle(t *testing.T) {
+	t.Parallel()
+	const n = 100_000
+	p := newPod("p", corev1.Container{Name: "a"})
+	for i := range n {
+		name := fmt.Sprintf("%06d", i)
+		p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{Name: name, ResourceClaimName: &name})
+		p.Spec.Containers[0].Resources.Claims = append(p.Spec.Containers[0].Resources.Claims, corev1.ResourceClaim{Name: name})
+	}
+	began := time.Now()
+	s, _ := reader{claims: true}.pod(p)
+	if took := time.Since(began); took > 20*time.Second || s.demand.Demands[0].Blocked != device.PodTooLarge {
+		t.Errorf("%v, %+v", took, s.demand.Demands[0].Blocked)
+	}
+}
+
 // The kubelet never runs a mirror pod, and counts none: a tenant may have thousands of them.
 func TestMirrorPod_NamesAClaim_ClaimIsNotRead(t *testing.T) {
 	t.Parallel()
