@@ -4,7 +4,9 @@ package e2e
 
 import (
 	"bytes"
+	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -106,9 +108,15 @@ func TestDRA_PluginComesLate_PodsWaitForIt(t *testing.T) {
 // The runtime says that it does not read the files of claims: it would start a container without its devices while devmgrd is away. So no claim
 // is prepared, and the event names the setting.
 func TestDRA_RuntimeDoesNotReadFiles_ClaimIsNotPrepared(t *testing.T) {
-	r := start(t, "--set", "dra.resources="+gpu, "--set", "dra.cdiDir=/run/devmgrd/cdi")
+	r := start(t, "--set", "dra.resources="+gpu)
 	r.class(gpu)
 	r.offered(gpu, 1)
+	r.must(r.Devmgrd.Stop(stopLimit))
+	r.Devmgrd = r.Another("devmgrd", settings([]string{"--set", "dra.resources=" + gpu, "--set", "dra.cdiDir=/run/devmgrd/cdi"})...)
+	r.must(r.Devmgrd.Start(r.ctx))
+	r.must(r.WaitReady(r.soon(), func(status int, text string) bool {
+		return status != http.StatusOK && strings.Contains(text, "dra.cdiDir")
+	})) // before any claim
 	r.must(r.Create(r.ctx, node.Pod("a", gpu, 1, "report", "--then-sleep")))
 	r.told("a", "ClaimMismatch: the runtime looks for CDI specifications in /etc/cdi")
 	r.says("status", "dra.cdiDir")
