@@ -34,7 +34,8 @@ const (
 
 	// maxPodUses bounds how many devices the containers of a pod use by claims, each container's counted, and maxUses those of all pods: any number
 	// of containers of any number of pods may use the devices of one claim.
-	maxPodUses, maxUses = 1024, 16384
+	// A pod with fewUses always has room: otherwise a tenant's few large pods would leave none to others.
+	maxPodUses, maxUses, fewUses = 1024, 16384, 128
 )
 
 // A Sink receives the pods of this node. Its methods are quick and never block.
@@ -456,8 +457,8 @@ func (c *Claims) resolveLocked(p *claimingPod) {
 	switch uses := p.devices(); {
 	case uses > maxPodUses:
 		full = fmt.Sprintf("the pod's containers use more than %d devices by ResourceClaims, each container's counted: have fewer containers use a claim", maxPodUses)
-	case c.uses+uses > maxUses:
-		full = fmt.Sprintf("the containers of this node's pods use more than %d devices by ResourceClaims; the pod waits until others have ended", maxUses)
+	case c.uses+uses > maxUses && uses > fewUses:
+		full = fmt.Sprintf("the containers of this node's pods use more than %d devices by ResourceClaims; a pod with more than %d waits until others have ended", maxUses, fewUses)
 		p.waits = true
 	default:
 		p.uses = uses

@@ -356,7 +356,7 @@ func TestClaims_ManyContainersUseAClaim_PodsWait(t *testing.T) {
 		for i := range maxUses/maxPodUses + 1 {
 			pods = append(pods, device.PodUID(fmt.Sprint("p", i)))
 		}
-		w.reserve("c", append(pods, "large")...)
+		w.reserve("c", append(pods, "large", "small")...)
 		c.Bind(many("large", 33))
 		if got := state("large"); got != "PodTooLarge 0 of 33" {
 			t.Errorf("33 containers with 32 devices: %s", got)
@@ -371,6 +371,10 @@ func TestClaims_ManyContainersUseAClaim_PodsWait(t *testing.T) {
 		}
 		if got := state(last); got != "PodTooLarge 0 of 32" {
 			t.Errorf("the last pod: %s", got)
+		}
+		c.Bind(many("small", 4))
+		if got := state("small"); got != " 128 of 4" {
+			t.Errorf("a small pod: %s", got)
 		}
 		all := []device.PodDemand{}
 		for _, uid := range pods {

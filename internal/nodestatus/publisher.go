@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
+	"golang.org/x/time/rate"
+
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
@@ -29,6 +31,10 @@ const (
 	// minPatchInterval is the least time between two patches. A burst of changes becomes one patch, and a rival writer cannot
 	// cause a storm of patches.
 	minPatchInterval = 200 * time.Millisecond
+	// patchEvery is the least time between two patches in the long run, after mostPatches: a plugin may change its list all the time. The kubelet reports
+	// its status every 10 s.
+	patchEvery  = 6 * time.Second
+	mostPatches = 60
 	// slicesInterval is how often the publisher looks whether a resource is still in ResourceSlices.
 	slicesInterval = 200 * time.Millisecond
 	patchTimeout   = 10 * time.Second
@@ -175,6 +181,7 @@ func (p *Publisher) publish(ctx context.Context) {
 	decider := newDecider()
 	doubt := false                          // a patch has failed, and may have been carried out all the same
 	logged := map[device.ResourceName]int{} // the value last logged for each resource
+	patches := rate.NewLimiter(rate.Every(patchEvery), mostPatches)
 	defer func() { p.restore(ctx, decider) }()
 	for ctx.Err() == nil {
 		updated := p.cfg.View.Updated() // before anything is read, so that no later change is missed
@@ -243,7 +250,7 @@ func (p *Publisher) publish(ctx context.Context) {
 				p.setFailure(err)
 			}
 			p.logQuantities(next.patch, logged)
-			p.pause(ctx, minPatchInterval, nil)
+			p.pause(ctx, max(minPatchInterval, patches.Reserve().Delay()), nil)
 		}
 	}
 }

@@ -716,3 +716,34 @@ func numberAtTheStart(t *testing.T) {
 		}
 	}
 }
+
+// A plugin that lists one device more five times a second has the Node patched as often at first, and then not more often than the kubelet would. The
+// last number is shown all the same.
+func TestPatches_PluginChangesItsListAllTheTime_FewInTheLongRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := kubetest.NewInMemory(t)
+		api.Put(node(nil, nil))
+		v := newView(quantities{"a.example/gpu": 1})
+		publish(t, api, v)
+		untilShows(t, api, map[string]string{"a.example/gpu": "1/1"})
+		time.Sleep(10 * time.Minute)
+		n := 1
+		minute := func() int {
+			before := len(api.Patches())
+			for range 300 {
+				n++
+				v.set(quantities{"a.example/gpu": n})
+				time.Sleep(200 * time.Millisecond)
+			}
+			return len(api.Patches()) - before
+		}
+		if first := minute(); first < 60 || first > 80 {
+			t.Errorf("%d patches in the first minute", first)
+		}
+		if second := minute(); second > 12 {
+			t.Errorf("%d patches in the second minute", second)
+		}
+		time.Sleep(time.Minute)
+		untilShows(t, api, map[string]string{"a.example/gpu": fmt.Sprintf("%d/%d", n, n)})
+	})
+}
