@@ -29,9 +29,9 @@
 //
 //   - a process that is exiting: the kernel closes files that /proc does not show any longer, and a driver may take long for it;
 //   - a process that keeps changing its memory, or that a security module protects;
-//   - a process whose memory a driver has locked, so that a thread of the scan waits for it. The scan goes on after 3 s. Later scans
-//     do not wait, and name the process until that thread is free;
-//   - a process whose pod has used up its share.
+//   - a process whose memory a driver has locked, so that a thread of the scan waits for it. The scan goes on after 3 s, and sooner after each
+//     such process: any number of pods may lock theirs in turn. Later scans do not wait, and name the process until that thread is free;
+//   - a process whose pod has used up its share, or takes twice as long.
 //
 // The first two kinds are looked at again at the end of the scan, which waits up to 1 s for those that exit: their end is an event of their
 // pidfd. Most Unknowns are gone by then, such as the children of a build.

@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	patience   = 3 * time.Second // without progress at one process, which then counts as unknown
+	patience   = 3 * time.Second // without progress at one process, which then counts as unknown; less after each such process of a scan
+	shrinks    = 20              // times, at most
 	maxBlocked = 128             // pods, and processes outside of pods, that block a thread each
 	exitLimit  = time.Second     // in which processes that exit may end before they count as unknown
 	maxRounds  = 4               // of looking for processes that have started during the scan
@@ -100,9 +101,10 @@ func (f *finder) visible() (self, namespace string, err error) {
 	return self, namespace, nil
 }
 
-// wait returns when a worker has ended. It deprives the worker of its record if a process blocks it. PID 0: the list of processes.
+// wait returns when a worker has ended. It deprives the worker of its record if a process blocks it, or takes it very long. PID 0: the list of
+// processes.
 func (f *finder) wait(w *worker) (blocked bool, pid int) {
-	look := time.NewTicker(f.patience / 4)
+	look := time.NewTicker(f.patience / (2 * shrinks))
 	defer look.Stop()
 	last, since := w.steps.Load(), time.Now()
 	for {
@@ -112,25 +114,37 @@ func (f *finder) wait(w *worker) (blocked bool, pid int) {
 		case now := <-look.C:
 			if steps := w.steps.Load(); steps != last {
 				last, since = steps, now
-				continue
-			}
-			if now.Sub(since) < f.patience {
-				continue
 			}
 			f.mu.Lock()
-			if w.steps.Load() != last {
+			r := w.record
+			if w.steps.Load() == last && now.Sub(since) >= f.patienceOf(r) || r.current != 0 && now.Sub(r.since) >= 2*f.patienceOf(r) {
+				r.owner = nil
+				w.lost.Store(true)
+				r.scan.CPU += w.used()
+				if pid = r.current; pid != 0 {
+					f.blocked[pid] = ""
+					r.slow++
+				}
 				f.mu.Unlock()
-				continue
-			}
-			w.record.owner = nil
-			w.record.scan.CPU += w.used()
-			if pid = w.record.current; pid != 0 {
-				f.blocked[pid] = ""
+				return true, pid
 			}
 			f.mu.Unlock()
-			return true, pid
 		}
 	}
+}
+
+// patienceOf returns for how long a scan waits for one process. It gets less with each that it has waited for: any number of pods may be slow.
+func (f *finder) patienceOf(r *record) time.Duration {
+	return f.patience / time.Duration(min(1+r.slow, shrinks))
+}
+
+// spentLocked adds to the time that a pod has taken of the scan.
+func (r *record) spentLocked(w *worker) {
+	r.files[w.pod] += w.spent
+	if w.pod != "" {
+		r.took[w.pod] += time.Since(r.since)
+	}
+	r.current = 0
 }
 
 // pass records a process that blocks a worker.
@@ -147,7 +161,7 @@ func (f *finder) pass(r *record, pid int) error {
 	if _, still := f.blocked[pid]; still {
 		f.blocked[pid] = cgroups.PodOf(process.Cgroup)
 	}
-	return r.addUnknown(process, fmt.Sprintf("blocks the scan: no answer within %v", f.patience))
+	return r.addUnknown(process, "blocks the scan")
 }
 
 // isBlocked reports whether a thread of an earlier scan still waits for a process.
@@ -159,17 +173,20 @@ func (f *finder) isBlocked(pid int) bool {
 }
 
 // share returns how many files of a pod are left for the scan to look at. unknown: the pod is already. blocks: a thread waits for one of its
-// processes.
-func (f *finder) share(r *record, pod device.PodUID) (left int, unknown, blocks bool) {
+// processes. slow: they have taken the scan too long.
+func (f *finder) share(r *record, pod device.PodUID) (left int, unknown, blocks, slow bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if pod == "" {
-		return f.maxFiles, false, false
+		return f.maxFiles, false, false, false
 	}
 	for _, of := range f.blocked {
 		blocks = blocks || of == pod
 	}
-	return f.maxFiles - r.files[pod], r.unknown[pod], blocks
+	if slow = !r.unknown[pod] && r.took[pod] >= 2*f.patienceOf(r); slow {
+		r.slow++
+	}
+	return f.maxFiles - r.files[pod], r.unknown[pod], blocks, slow
 }
 
 // next returns a worker's next process. It is false at the end of the round, and if the worker has lost its record.
@@ -180,7 +197,7 @@ func (f *finder) next(w *worker) (pid int, ok bool) {
 	if r.owner != w || len(r.queue) == 0 {
 		return 0, false
 	}
-	r.current, r.queue = r.queue[0], r.queue[1:]
+	r.current, r.since, r.queue = r.queue[0], time.Now(), r.queue[1:]
 	r.scan.Processes++
 	return r.current, true
 }
@@ -193,7 +210,10 @@ func (f *finder) nextUnseen(w *worker) (u unseen, ok bool) {
 	for r.owner == w && len(r.unseen) > 0 {
 		u, r.unseen = r.unseen[0], r.unseen[1:]
 		if !r.unknown[u.pod] {
-			r.current = u.pid
+			r.current, r.since = u.pid, time.Now()
+			if u.exiting {
+				r.since = r.since.Add(f.exitLimit) // for which the worker waits first
+			}
 			return u, true
 		}
 	}
@@ -208,8 +228,7 @@ func (f *finder) later(w *worker, u unseen) bool {
 	if r.owner != w {
 		return false
 	}
-	r.current = 0
-	r.files[w.pod] += w.spent
+	r.spentLocked(w)
 	r.unseen = append(r.unseen, u)
 	return true
 }
@@ -222,8 +241,7 @@ func (f *finder) add(w *worker, process Process, holds []hold, reason string) (b
 	if r.owner != w {
 		return false, nil
 	}
-	r.current = 0
-	r.files[w.pod] += w.spent
+	r.spentLocked(w)
 	switch over := w.spent > max(w.left, 0); {
 	case over && w.pod == "":
 		r.scan.Over += w.spent

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -402,6 +403,53 @@ func TestFind_PodBlocks_LaterProcessesAreSeen(t *testing.T) {
 			t.Errorf("%v block a thread", f.blocked)
 		}
 		f.mu.Unlock()
+	}
+}
+
+// The memory of a process in each of many pods is locked for longer than a scan waits, and then free for a moment, again and again: together they do not
+// use up the time of a search.
+func TestFind_ManyPodsBlockInTurn_SearchEnds(t *testing.T) {
+	const pods, scale = 40, 10 // times faster than in reality
+	p := newFakeProc(t)
+	p.holds(5)
+	ctx, stop := context.WithCancel(t.Context())
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer stop()
+	for i := range pods {
+		pid := 100 + i
+		p.process(pid, "00400000-00452000 r-xp 00000000 fe:01 12    /x\n")
+		p.inPod(pid, fmt.Sprint("a", i))
+		maps := p.file("", strconv.Itoa(pid), "maps")
+		if err := errors.Join(os.Remove(maps), unix.Mkfifo(maps, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		work.Go(func() {
+			free := time.NewTicker((patience + time.Second) / scale)
+			defer free.Stop()
+			for {
+				w, err := os.OpenFile(maps, os.O_WRONLY|unix.O_NONBLOCK, 0) // a reader waits, and goes on
+				if err == nil {
+					fmt.Fprint(w, "00400000-00452000 r-xp 00000000 fe:01 12    /x\n")
+					w.Close()
+				}
+				select {
+				case <-ctx.Done():
+					return
+				case <-free.C:
+				}
+			}
+		})
+	}
+	f := newFinder(p.dir)
+	f.patience = patience / scale
+	for range 2 {
+		ctx, cancel := context.WithTimeout(ctx, scanLimit/scale)
+		scan, err := f.find(ctx, []Device{full})
+		cancel()
+		if err != nil || len(scan.Unknown) < pods/2 || by(discard{t}, scan, full, 5) != Mapped {
+			t.Errorf("%d unknown, %v", len(scan.Unknown), err)
+		}
 	}
 }
 

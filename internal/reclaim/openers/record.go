@@ -3,6 +3,7 @@ package openers
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/cgroups"
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -16,14 +17,17 @@ type record struct {
 	count   []int // openers of each device
 	limit   int   // openers of one device with their details
 
-	owner   *worker // which may change it
-	queue   []int   // the PIDs that are left in this round
-	current int     // the PID at which the owner is; 0: the list of processes
+	owner   *worker   // which may change it
+	queue   []int     // the PIDs that are left in this round
+	current int       // the PID at which the owner is; 0: the list of processes
+	since   time.Time // when it came there
+	slow    int       // processes and pods that the scan has waited for
 	rounds  int
 	seen    set
-	unseen  []unseen               // to be looked at again
-	files   map[device.PodUID]int  // of each pod that have been looked at
-	unknown map[device.PodUID]bool // pods with an Unknown
+	unseen  []unseen                        // to be looked at again
+	files   map[device.PodUID]int           // of each pod that have been looked at
+	took    map[device.PodUID]time.Duration // by each pod
+	unknown map[device.PodUID]bool          // pods with an Unknown
 }
 
 // An unseen process was not seen in full at the first look.
@@ -40,7 +44,7 @@ type hold struct {
 }
 
 func newRecord(devices []Device) *record {
-	r := &record{index: make(map[Device]int, len(devices)), files: map[device.PodUID]int{}, unknown: map[device.PodUID]bool{}}
+	r := &record{index: make(map[Device]int, len(devices)), files: map[device.PodUID]int{}, took: map[device.PodUID]time.Duration{}, unknown: map[device.PodUID]bool{}}
 	for _, d := range devices {
 		if _, known := r.index[d]; !known {
 			r.index[d] = len(r.devices)

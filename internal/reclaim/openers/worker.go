@@ -30,6 +30,7 @@ type worker struct {
 	self   string // this process in proc
 
 	steps atomic.Uint64 // rises with each file
+	lost  atomic.Bool   // another worker has the record
 	began atomic.Int64  // the CPU time of the thread at its beginning
 	clock atomic.Int32  // of the thread's CPU time; 0: it has not begun
 	done  chan struct{} // closed at the end
@@ -196,12 +197,15 @@ func (w *worker) process(pid int, last bool) (bool, error) {
 		return w.add(dir, w.unread("cgroup", err), last)
 	}
 	w.pod = cgroups.PodOf(path)
-	left, unknown, blocks := w.finder.share(w.record, w.pod)
+	left, unknown, blocks, slow := w.finder.share(w.record, w.pod)
 	switch w.left = left; {
 	case unknown:
 		return w.add(dir, nil, last)
 	case blocks:
 		return w.add(dir, &unseenError{reason: "is of a pod that has blocked an earlier scan, which still waits", final: true}, last)
+	}
+	if slow {
+		return w.add(dir, &unseenError{reason: "takes the scan too long, with its pod's other processes", final: true}, last)
 	}
 	living, err := w.look()
 	if living >= 0 {
@@ -214,6 +218,9 @@ func (w *worker) process(pid int, last bool) (bool, error) {
 // spend takes a file, or what costs as much, from the pod's share.
 func (w *worker) spend() error {
 	w.steps.Add(1)
+	if w.lost.Load() {
+		return errLost
+	}
 	w.files++
 	if w.files%ctxEvery == 0 && w.ctx.Err() != nil {
 		return w.ctx.Err()
@@ -299,6 +306,9 @@ func (w *worker) add(dir int, err error, last bool) (bool, error) {
 	}
 	return w.finder.add(w, process, w.holds, reason)
 }
+
+// errLost ends a worker that another one has replaced.
+var errLost = errors.New("another worker goes on")
 
 // An unseenError reports that the process at hand may hold any device.
 type unseenError struct {
