@@ -102,16 +102,17 @@ type index struct {
 
 // A claimingPod is a pod of this node and what is known of its claims.
 type claimingPod struct {
-	demand   device.PodDemand // as the API server has it
-	claims   map[string]claim // by name, those that have been read
-	unread   []string         // the names of the others; replaced, never edited
-	found    map[result]found // the devices of results, once they have been listed
-	problem  string           // why the rest has not
-	tries    backoff.Backoff  // of reading them
-	due      time.Time        // when to read next
-	resolved device.PodDemand // as the Sink has it
-	waits    bool             // a device is not known yet, or the Node decides, or there is no room
-	uses     int              // of devices by containers
+	demand   device.PodDemand                       // as the API server has it
+	claims   map[string]claim                       // by name, those that have been read
+	unread   []string                               // the names of the others; replaced, never edited
+	users    map[string]map[string]device.Container // the first container that uses a request of a claim, by the claim's name and the request
+	found    map[result]found                       // the devices of results, once they have been listed
+	problem  string                                 // why the rest has not
+	tries    backoff.Backoff                        // of reading them
+	due      time.Time                              // when to read next
+	resolved device.PodDemand                       // as the Sink has it
+	waits    bool                                   // a device is not known yet, or the Node decides, or there is no room
+	uses     int                                    // of devices by containers
 }
 
 // A claim is what a ResourceClaim says of devices of this driver.
@@ -132,6 +133,18 @@ func (c claim) isFor(d device.PodDemand) bool {
 // has reports whether the scheduler has chosen devices of this driver for a request of the claim; an empty request means any.
 func (c claim) has(request string) bool {
 	return slices.ContainsFunc(c.results, func(r result) bool { return r.of(request) })
+}
+
+// user returns one of a pod's containers by the requests that they use which has devices of the claim. A pod may name any requests.
+func (c claim) user(by map[string]device.Container) (one device.Container, uses bool) {
+	for _, r := range c.results {
+		for _, request := range []string{"", r.base(), r.request} {
+			if one, uses = by[request]; uses {
+				return one, true
+			}
+		}
+	}
+	return one, false
 }
 
 // requests returns the requests for which the scheduler has chosen devices of this driver.
@@ -359,7 +372,7 @@ func (c *Claims) rebindLocked(p *claimingPod) {
 
 // take takes a pod's demand.
 func (p *claimingPod) take(d device.PodDemand) {
-	p.demand, p.unread = d, nil
+	p.demand, p.unread, p.users = d, nil, map[string]map[string]device.Container{}
 	seen := map[string]bool{"": true} // it has not been made yet
 	for _, of := range d.Demands {
 		for _, use := range of.Claims {
@@ -367,6 +380,12 @@ func (p *claimingPod) take(d device.PodDemand) {
 				p.unread = append(p.unread, use.Claim)
 			}
 			seen[use.Claim] = true
+			if p.users[use.Claim] == nil {
+				p.users[use.Claim] = map[string]device.Container{}
+			}
+			if _, used := p.users[use.Claim][use.Request]; !used {
+				p.users[use.Claim][use.Request] = of.Container
+			}
 		}
 	}
 }
@@ -679,26 +698,37 @@ func (c *Claims) known() map[types.NamespacedName]claim {
 	return all
 }
 
-// users returns the containers of this node's pods that use devices of a claim, by pod. unused is a pod for which the claim is
-// reserved and of which no container does, as far as devmgrd knows; empty: there is none.
-func (c *Claims) users(namespace, name string, of claim) (users [][]device.Container, unused device.Pod, changed <-chan struct{}) {
+// users returns a container of each of this node's pods that use devices of a claim. unused is a pod for which the claim is reserved and of which no
+// container does, as far as devmgrd knows; empty: there is none. It is asked at each change, by each claim that waits.
+func (c *Claims) users(namespace, name string, of claim) (users []device.Container, unused device.Pod, changed <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, p := range c.pods {
 		if p.demand.Pod.Namespace != namespace || !of.isFor(p.demand) {
 			continue
 		}
-		var using []device.Container
-		for _, d := range p.demand.Demands {
-			if slices.ContainsFunc(d.Claims, func(use device.ClaimUse) bool { return use.Claim == name && of.has(use.Request) }) {
-				using = append(using, d.Container)
-			}
-		}
-		if len(using) == 0 {
+		if by, uses := of.user(p.users[name]); uses {
+			users = append(users, by)
+		} else {
 			unused = p.demand.Pod
-			continue
 		}
-		users = append(users, using)
 	}
 	return users, unused, c.changed
+}
+
+// containers returns the containers of this node's pods that use devices of a claim.
+func (c *Claims) containers(namespace, name string, of claim) (all []device.Container) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.pods {
+		if p.demand.Pod.Namespace != namespace || p.users[name] == nil || !of.isFor(p.demand) {
+			continue
+		}
+		for _, d := range p.demand.Demands {
+			if slices.ContainsFunc(d.Claims, func(use device.ClaimUse) bool { return use.Claim == name && of.has(use.Request) }) {
+				all = append(all, d.Container)
+			}
+		}
+	}
+	return all
 }

@@ -321,6 +321,21 @@ func TestClaims_PluginChangesItsListAllTheTime_LooksPause(t *testing.T) {
 	})
 }
 
+// A claim's users are looked up by the requests for which the scheduler has chosen devices: a pod may name thousands of others.
+func TestClaims_Users_AreFoundByRequest(t *testing.T) {
+	t.Parallel()
+	c := claim{results: []result{{request: "a/small"}, {request: "b"}}}
+	for request, want := range map[string]bool{"": true, "a": true, "a/small": true, "b": true, "a/large": false, "c": false, "a/": false} {
+		by := map[string]device.Container{request: {Pod: "p", Name: "main"}}
+		if _, uses := c.user(by); uses != want || c.has(request) != want {
+			t.Errorf("%q: found %v, has %v, want %v", request, uses, c.has(request), want)
+		}
+	}
+	if _, uses := (claim{}).user(map[string]device.Container{"": {}}); uses {
+		t.Error("a claim without devices has a user")
+	}
+}
+
 // A claim costs little, and any number of containers may use it: their uses have a limit, of a pod and in sum.
 func TestClaims_ManyContainersUseAClaim_PodsWait(t *testing.T) {
 	t.Parallel()
@@ -507,7 +522,7 @@ func TestClaims_ReservedForThePodGroup_PodsHaveIt(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if users, unused, _ := c.users("default", "c", got); len(users) != 1 || users[0][0].Pod != "p" || unused != (device.Pod{}) {
+		if users, unused, _ := c.users("default", "c", got); len(users) != 1 || users[0].Pod != "p" || unused != (device.Pod{}) {
 			t.Errorf("used by %v, not by %v", users, unused)
 		}
 	})

@@ -308,8 +308,8 @@ func (s *Server) prepare(ctx, hold context.Context, c *drav1.Claim) (got claim, 
 		if unused != (device.Pod{}) {
 			why = device.Wait{Reason: device.NoClaim, Message: fmt.Sprintf("no container of pod %s uses the devices of %s in ResourceClaim %s: name the claim in a container's resources.claims", unused, Driver, c.Name)}
 		}
-		for _, using := range users {
-			ready := s.Allocator.Readiness(using[0])
+		for _, user := range users {
+			ready := s.Allocator.Readiness(user)
 			if ready.State == device.Ready {
 				return got, waited, nil
 			}
@@ -327,8 +327,7 @@ func (s *Server) prepare(ctx, hold context.Context, c *drav1.Claim) (got claim, 
 
 // write writes the CDI files of a claim whose pods have their devices. untold: the kubelet does not get the answer.
 func (s *Server) write(ctx context.Context, namespace, name string, of claim, untold bool) ([][]string, error) {
-	users, _, _ := s.Claims.users(namespace, name, of)
-	return s.Files.Prepare(ctx, cdi.Claim{UID: of.uid, Devices: s.Claims.devices(of), Users: slices.Concat(users...), Untold: untold})
+	return s.Files.Prepare(ctx, cdi.Claim{UID: of.uid, Devices: s.Claims.devices(of), Users: s.Claims.containers(namespace, name, of), Untold: untold})
 }
 
 // rewrite writes the CDI files that are missing of claims whose pods have had their devices for rewriteTime, until ctx ends: the kubelet had the claim
@@ -345,7 +344,7 @@ func (s *Server) rewrite(ctx context.Context) {
 				continue
 			}
 			users, _, _ := s.Claims.users(of.Namespace, of.Name, one)
-			if !slices.ContainsFunc(users, func(using []device.Container) bool { return s.Allocator.Readiness(using[0]).State == device.Ready }) {
+			if !slices.ContainsFunc(users, func(user device.Container) bool { return s.Allocator.Readiness(user).State == device.Ready }) {
 				continue
 			}
 			began, known := before[one.uid]

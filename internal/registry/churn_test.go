@@ -92,7 +92,7 @@ func TestWatcher_ManyFilesThatChange_CostAFewPercent(t *testing.T) {
 	scan, scans := time.Since(began), opened(t, filepath.Join(f.watched, "d0"))
 	const while = 3 * time.Second
 	<-time.After(while)
-	if n := scans(); time.Duration(n)*scan > while/4 {
+	if n := scans(); n > 1 && time.Duration(n)*scan > while/4 { // one may take any time on a busy machine
 		t.Errorf("%d scans of %v in %v", n, scan, while)
 	} else {
 		t.Logf("%d scans of %v in %v", n, scan, while)
