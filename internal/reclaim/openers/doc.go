@@ -46,8 +46,8 @@
 //
 // What a scan does not prove:
 //
-//   - It is no snapshot. A process may pass a descriptor to one that the scan has left behind, and close its own. The device of a node
-//     may also be opened right after the scan.
+//   - It is no snapshot. A process may pass a descriptor to one that the scan has left behind, and close its own, or fork and end again and
+//     again. The device of a node may also be opened right after the scan.
 //   - A descriptor in flight in a unix socket is in no table, nor is a fixed file of io_uring.
 //   - A driver, a mounted file system, a swap area and a device mapper hold devices without any process.
 //   - close(2) removes a descriptor before the driver is done with it.
