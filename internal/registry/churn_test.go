@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -119,4 +120,44 @@ func TestDirectory_ManyFilesThatChange_OtherPodsPluginRegistersSoon(t *testing.T
 	p.Serve()
 	f.eventually("it serves", f.servesNumber(2))
 	t.Logf("after %v", time.Since(began))
+}
+
+// A plugin keeps 1000 dead sockets, and replaces all of them, or one, as fast as it can. Calls to them are paid from the time that scans have, and few
+// are logged for the operator. An honest plugin in the same directory is called.
+func TestWatcher_DeadSocketsAreReplaced_CallsAndLinesAreFew(t *testing.T) {
+	const sockets, while, calls, lines = 1000, 6 * time.Second, 10_000, 40
+	for name, replaced := range map[string]int{"all": sockets, "one": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := prepare(t, watches(socketDir(t)))
+			replace := func(i int) {
+				path := filepath.Join(f.watched, fmt.Sprint(i))
+				_ = os.Remove(path)
+				deadSocket(t, path, 0)
+			}
+			for i := range sockets {
+				replace(i)
+			}
+			f.run()
+			rounds, over := 0, time.After(while)
+			for more := true; more; rounds++ {
+				for i := range replaced {
+					replace(i)
+				}
+				select {
+				case <-over:
+					more = false
+				default:
+				}
+			}
+			log := f.logs.String()
+			called, warned := strings.Count(log, "cannot register waiting plugin"), strings.Count(log, "level=WARN")
+			t.Logf("%d times %d sockets replaced: %d failed calls, %d warnings", rounds, replaced, called, warned)
+			if called > calls || warned > lines {
+				t.Errorf("%d failed calls with %d warnings in %v; want at most %d and %d", called, warned, while, calls, lines)
+			}
+			announced(f, plugintest.Devices(1)...)
+			f.eventually("the honest plugin serves", f.servesNumber(1))
+		})
+	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
@@ -25,8 +26,11 @@ const (
 	maxWatchedSockets = 1024                  // that are called
 	maxFiles          = 16384                 // that are read, of all directories together
 	lull              = 20 * time.Millisecond // from the first event of a burst to the scan
-	idle              = 20                    // rest after a scan, as a multiple of its CPU time: a twentieth of one core
+	callCost          = time.Millisecond / 2  // CPU time of a call that fails; one to a dead socket takes a fifth of it
+	idle              = 20                    // rest after a scan, as a multiple of its CPU time and its calls': a twentieth of one core
 	maxRest           = 5 * time.Second       // after a scan: the largest ones take about that
+	warningBurst      = 32                    // lines about sockets of one directory; the other lines are for debugging
+	warningPause      = 10 * time.Second      // between two such lines later on
 )
 
 // A pluginWatcher follows the registry directory, in which plugins put sockets and wait to be called. Its fields belong to Run.
@@ -36,13 +40,18 @@ type pluginWatcher struct {
 	dir      string
 	sockets  map[string]*watchedSocket // by path
 	work     sync.WaitGroup            // Run of each socket
+	warnings *rate.Limiter             // about sockets
 	rested   time.Time                 // no scan before: the plugins choose how many files there are, and how often these change
+	again    bool                      // the next scan calls the plugins that are not registered
 	started  bool                      // after the first scan
 	crowded  bool                      // passOver has logged
 }
 
 func newPluginWatcher(d *directory) *pluginWatcher {
-	return &pluginWatcher{registry: d.registry, of: d, dir: d.location.registry, sockets: make(map[string]*watchedSocket)}
+	return &pluginWatcher{
+		registry: d.registry, of: d, dir: d.location.registry, sockets: make(map[string]*watchedSocket),
+		warnings: rate.NewLimiter(rate.Every(warningPause), warningBurst),
+	}
 }
 
 // Run calls and registers plugins until ctx ends.
@@ -90,8 +99,9 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 				soon = time.After(max(lull, time.Until(w.rested)))
 			}
 		case <-w.of.recall:
-			for _, c := range w.sockets {
-				c.nudge()
+			w.again = true
+			if soon == nil {
+				soon = time.After(time.Until(w.rested))
 			}
 		case <-soon:
 			soon = nil
@@ -107,8 +117,8 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 
 // look follows the sockets in the directory. On error nothing has changed.
 func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) error {
-	found, cpu, err := w.measure(watch)
-	w.rested = time.Now().Add(min(idle*cpu, maxRest))
+	found, cost, err := w.measure(watch)
+	defer func() { w.rested = time.Now().Add(min(idle*cost, maxRest)) }()
 	if err != nil {
 		return err
 	}
@@ -124,9 +134,12 @@ func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) 
 	for _, c := range gone {
 		<-c.done
 	}
-	if len(gone) > 0 {
+	if len(gone) > 0 || w.again {
+		w.again = false
 		for _, c := range w.sockets {
-			c.nudge()
+			if c.nudge() {
+				cost += callCost
+			}
 		}
 	}
 
@@ -147,6 +160,7 @@ func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) 
 			break
 		}
 		calls.Add(1)
+		cost += callCost
 		w.start(ctx, path, found[path], calls.Done)
 		if w.started {
 			w.registry.nudge(path) // the plugin may have recreated its socket
@@ -165,7 +179,7 @@ func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) 
 func (w *pluginWatcher) start(ctx context.Context, path string, file fs.FileInfo, first func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	c := &watchedSocket{
-		registry: w.registry, location: &w.of.location, log: w.of.log.With("socket", path),
+		registry: w.registry, location: &w.of.location, log: w.of.log.With("socket", path), warnings: w.warnings,
 		path: path, file: file, id: w.registry.nextNumber(),
 		wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 	}

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/status"
 	watcherapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -29,10 +31,12 @@ type watchedSocket struct {
 	registry *Registry
 	location *location
 	log      *slog.Logger
+	warnings *rate.Limiter // the directory's
 	path     string
 	file     fs.FileInfo
 	id       uint64        // of the first registration that comes of it
 	wake     chan struct{} // size one: another candidate has gone
+	deaf     atomic.Bool   // no plugin answered the last call
 	cancel   context.CancelFunc
 	done     chan struct{} // closed when Run has returned
 }
@@ -54,12 +58,12 @@ func (c *watchedSocket) Run(ctx context.Context, first func()) {
 			c.wait(ctx, nil, mine)
 		case ctx.Err() != nil:
 		case errors.As(err, &other):
-			c.log.Warn("ignoring socket of another plugin type", "err", err)
+			c.log.Log(ctx, c.loud(), "ignoring socket of another plugin type", "err", err)
 			<-ctx.Done()
 		default:
 			level := slog.LevelDebug
 			if err.Error() != fault { // loud once
-				fault, level = err.Error(), slog.LevelWarn
+				fault, level = err.Error(), c.loud()
 			}
 			d := pause.Next()
 			c.log.Log(ctx, level, "cannot register waiting plugin; retrying", "err", err, "wait", d)
@@ -69,6 +73,14 @@ func (c *watchedSocket) Run(ctx context.Context, first func()) {
 	if mine != nil {
 		c.registry.withdraw(mine)
 	}
+}
+
+// loud returns the level of a line that should be seen, unless the directory's plugins cause too many of them.
+func (c *watchedSocket) loud() slog.Level {
+	if c.warnings.Allow() {
+		return slog.LevelWarn
+	}
+	return slog.LevelDebug
 }
 
 // wait waits for a reason to call again: the plugin was refused, or was replaced by one that has been withdrawn.
@@ -92,6 +104,7 @@ func (c *watchedSocket) call(ctx context.Context) (*registration, error) {
 	dialling, cancel := context.WithTimeout(ctx, c.registry.registerTimeout)
 	defer cancel()
 	on, err := connect(dialling, c.location, c.path, maxRegisterBytes)
+	c.deaf.Store(err != nil)
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +166,11 @@ func failed(call string, err error) error {
 	return fmt.Errorf("%s: %s (%s)", call, device.ClipTo(status.Convert(err).Message(), maxError), status.Code(err))
 }
 
-// nudge calls the plugin again if it is not registered.
-func (c *watchedSocket) nudge() {
+// nudge calls the plugin again if it is not registered. It reports false and does nothing if no plugin answered the last call.
+func (c *watchedSocket) nudge() bool {
+	if c.deaf.Load() {
+		return false
+	}
 	loops.Signal(c.wake)
+	return true
 }
