@@ -34,7 +34,7 @@ const (
 
 	// maxPodUses bounds how many devices the containers of a pod use by claims, each container's counted, and maxUses those of all pods: any number
 	// of containers of any number of pods may use the devices of one claim.
-	// A pod with fewUses always has room: otherwise a tenant's few large pods would leave none to others.
+	// A pod with fewUses always has room, and so has a namespace's largest pod: otherwise a tenant's large pods would leave none to others.
 	maxPodUses, maxUses, fewUses = 1024, 16384, 128
 )
 
@@ -87,6 +87,7 @@ type Claims struct {
 	changed chan struct{} // closed when pods has changed
 	index   index
 	uses    int               // of devices by containers of all pods
+	usesOf  map[string]int    // likewise, of a namespace's pods
 	turns   uint64            // of namespaces
 	last    map[string]uint64 // each namespace's last turn since no pod was due
 }
@@ -171,7 +172,7 @@ type found struct {
 
 // NewClaims returns Claims. Run makes them read.
 func NewClaims(c ClaimsConfig) *Claims {
-	return &Claims{ClaimsConfig: c, kick: make(chan struct{}, 1), pods: map[device.PodUID]*claimingPod{}, changed: make(chan struct{}), last: map[string]uint64{}}
+	return &Claims{ClaimsConfig: c, kick: make(chan struct{}, 1), pods: map[device.PodUID]*claimingPod{}, changed: make(chan struct{}), usesOf: map[string]int{}, last: map[string]uint64{}}
 }
 
 // Bind is part of Sink, as are Drop and Replace.
@@ -193,7 +194,7 @@ func (c *Claims) Drop(uid device.PodUID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if p := c.pods[uid]; p != nil {
-		c.uses -= p.uses
+		c.countLocked(p, 0)
 		delete(c.pods, uid)
 	}
 	c.Sink.Drop(uid)
@@ -204,7 +205,7 @@ func (c *Claims) Replace(all []device.PodDemand) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := c.pods
-	c.uses = 0
+	c.uses, c.usesOf = 0, map[string]int{}
 	c.pods = make(map[device.PodUID]*claimingPod, len(all))
 	resolved := make([]device.PodDemand, 0, len(all))
 	for _, d := range all {
@@ -469,19 +470,18 @@ func (c *Claims) renew(namespace, name string, now claim) {
 
 // resolveLocked turns a pod's claims into the devices that they name.
 func (c *Claims) resolveLocked(p *claimingPod) {
-	c.uses -= p.uses
-	p.resolved, p.waits, p.uses = p.demand, false, 0
+	c.countLocked(p, 0)
+	p.resolved, p.waits = p.demand, false
 	p.resolved.Demands = nil
 	full := ""
 	switch uses := p.devices(); {
 	case uses > maxPodUses:
 		full = fmt.Sprintf("the pod's containers use more than %d devices by ResourceClaims, each container's counted: have fewer containers use a claim", maxPodUses)
-	case c.uses+uses > maxUses && uses > fewUses:
+	case c.uses+uses > maxUses && uses > fewUses && c.usesOf[p.demand.Pod.Namespace]+uses > maxPodUses:
 		full = fmt.Sprintf("the containers of this node's pods use more than %d devices by ResourceClaims; a pod with more than %d waits until others have ended", maxUses, fewUses)
 		p.waits = true
 	default:
-		p.uses = uses
-		c.uses += uses
+		c.countLocked(p, uses)
 	}
 	for _, d := range p.demand.Demands {
 		if full != "" {
@@ -492,6 +492,16 @@ func (c *Claims) resolveLocked(p *claimingPod) {
 		if len(d.Wants) > 0 || d.Mistake != "" {
 			p.resolved.Demands = append(p.resolved.Demands, d)
 		}
+	}
+}
+
+// countLocked sets how many devices a pod's containers use.
+func (c *Claims) countLocked(p *claimingPod, uses int) {
+	more, of := uses-p.uses, p.demand.Pod.Namespace
+	p.uses = uses
+	c.uses += more
+	if c.usesOf[of] += more; c.usesOf[of] == 0 {
+		delete(c.usesOf, of)
 	}
 }
 

@@ -371,7 +371,8 @@ func TestClaims_ManyContainersUseAClaim_PodsWait(t *testing.T) {
 		for i := range maxUses/maxPodUses + 1 {
 			pods = append(pods, device.PodUID(fmt.Sprint("p", i)))
 		}
-		w.reserve("c", append(pods, "large", "small")...)
+		w.reserve("c", append(pods, "large", "small", "other")...)
+		w.claims["other/c"] = w.claims["default/c"]
 		c.Bind(many("large", 33))
 		if got := state("large"); got != "PodTooLarge 0 of 33" {
 			t.Errorf("33 containers with 32 devices: %s", got)
@@ -391,6 +392,13 @@ func TestClaims_ManyContainersUseAClaim_PodsWait(t *testing.T) {
 		if got := state("small"); got != " 128 of 4" {
 			t.Errorf("a small pod: %s", got)
 		}
+		other := many("other", 32)
+		other.Pod.Namespace = "other"
+		c.Bind(other)
+		if got := state("other"); got != " 1024 of 32" {
+			t.Errorf("a large pod of another namespace: %s", got)
+		}
+		c.Drop("other")
 		all := []device.PodDemand{}
 		for _, uid := range pods {
 			all = append(all, many(uid, 32))

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -82,6 +83,7 @@ type Server struct {
 	healthAgain  time.Duration
 	registerTime time.Duration
 	rewriteTime  time.Duration
+	waiting      atomic.Int64 // claims that are being prepared
 
 	mu      sync.Mutex // guards what follows
 	failure error      // why the kubelet cannot reach the driver, or has refused it; nil: it has accepted it
@@ -298,11 +300,13 @@ func (s *Server) prepare(ctx, hold context.Context, c *drav1.Claim) (got claim, 
 		return got, false, nil // it has no devices of this driver any longer
 	}
 	s.Claims.renew(c.Namespace, c.Name, got)
+	s.waiting.Add(1)
+	defer s.waiting.Add(-1)
 	for {
 		if err := s.Files.Readable(hold); err != nil {
 			return claim{}, true, err
 		}
-		updated := s.Allocator.Updated() // before anything is asked
+		updated, looked := s.Allocator.Updated(), time.Now() // before anything is asked
 		users, unused, changed := s.Claims.users(c.Namespace, c.Name, got)
 		why := device.Wait{Reason: device.UnknownPod, Message: "no pod of this node is known for which the claim is reserved"}
 		if unused != (device.Pod{}) {
@@ -316,11 +320,16 @@ func (s *Server) prepare(ctx, hold context.Context, c *drav1.Claim) (got claim, 
 			why = ready.Wait
 		}
 		waited = true
+		pause := time.After(min(lookShare*time.Since(looked)*time.Duration(s.waiting.Load()), lastLook)) // each change wakes all that wait
 		select {
 		case <-changed:
 		case <-updated:
 		case <-hold.Done():
 			return claim{}, true, fmt.Errorf("%s: %s", why.Reason, why.Message)
+		}
+		select {
+		case <-pause:
+		case <-hold.Done():
 		}
 	}
 }

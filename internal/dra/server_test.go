@@ -69,6 +69,7 @@ type written struct {
 	fails  error
 
 	unreadable error // by the runtime
+	asked      int   // Readable
 }
 
 func (w *written) Readable(ctx context.Context) error {
@@ -77,6 +78,7 @@ func (w *written) Readable(ctx context.Context) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.asked++
 	return w.unreadable
 }
 
@@ -245,6 +247,51 @@ func TestServer_FilesNotReadable_Fails(t *testing.T) {
 	reads(nil)
 	if got := k.prepare("c"); got != "a=n1/a.example/gpu/0:1" {
 		t.Error(got)
+	}
+}
+
+// Claims of many pods are prepared, and wait, while devices change all the time. The time of a look is measured here as well, since it depends on the
+// machine.
+func TestServer_ManyChanges_WaitingCostsLittle(t *testing.T) {
+	t.Parallel()
+	const claims, pods, while = 32, 100, 2 * time.Second
+	k := newKubelet(t, time.Minute)
+	var uids []device.PodUID
+	for i := range pods {
+		uid := device.PodUID(fmt.Sprint("p", i))
+		uids = append(uids, uid)
+		k.claims.Bind(demand(uid, "main c0 c1"))
+	}
+	k.world.list(gpu, "1")
+	ctx, cancel := context.WithTimeout(t.Context(), while)
+	defer cancel()
+	var work sync.WaitGroup
+	for i := range claims {
+		name := fmt.Sprint("c", i)
+		k.world.allocate(name, "a=a.example/gpu:1")
+		k.world.reserve(name, uids...)
+		work.Go(func() {
+			if _, _, err := k.server.prepare(t.Context(), ctx, &drav1.Claim{Namespace: "default", Name: name, Uid: "uid-" + name}); err == nil {
+				t.Error("a claim is prepared without its device")
+			}
+		})
+	}
+	changes := 0
+	for ; ctx.Err() == nil; changes++ {
+		k.devices.serve(device.Container{Pod: "another", Name: "main"})
+		runtime.Gosched()
+	}
+	work.Wait()
+	one, err := k.claims.read(t.Context(), "default", "c0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	k.claims.users("default", "c0", one)
+	look := time.Since(began)
+	t.Logf("%d changes, %d looks of %v", changes, k.files.asked, look)
+	if time.Duration(k.files.asked)*look > while/5 {
+		t.Errorf("%d looks of %v in %v", k.files.asked, look, while)
 	}
 }
 
