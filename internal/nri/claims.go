@@ -2,6 +2,7 @@ package nri
 
 import (
 	"context"
+	"path"
 	"slices"
 	"strings"
 
@@ -72,16 +73,48 @@ func claimed(ctr *api.Container) (all []device.ClaimRequest) {
 	return all
 }
 
-// byAnnotation returns a CDI device of a claim that an annotation of a container names. The kubelet names none there.
-func byAnnotation(ctr *api.Container) (string, bool) {
+// The names by which NVIDIA's runtime takes CDI devices after the hook has seen the container: a variable, and mounts at KIND=NAME or cdi/KIND/NAME below
+// a directory (nvidia-container-toolkit, internal/config/image).
+const (
+	nvidiaVariable = "NVIDIA_VISIBLE_DEVICES"
+	nvidiaMounts   = "/var/run/nvidia-container-devices/"
+)
+
+// namedOtherwise returns a CDI device of a claim that a container names by means that the kubelet does not use and an image or a pod may; empty: none.
+func namedOtherwise(ctr *api.Container) (name, means string) {
+	var values []string
 	for key, value := range ctr.GetAnnotations() {
-		if !strings.HasPrefix(key, device.CDIAnnotations) {
-			continue
+		if strings.HasPrefix(key, device.CDIAnnotations) {
+			values = append(values, value)
 		}
-		for name := range strings.SplitSeq(value, ",") {
-			if _, is := cdi.Request(name); is {
-				return name, true
+	}
+	if name, is := claimIn(strings.Join(values, ",")); is {
+		return name, "an annotation"
+	}
+	for _, e := range ctr.GetEnv() {
+		if value, is := strings.CutPrefix(e, nvidiaVariable+"="); is {
+			if name, is := claimIn(value); is {
+				return name, "variable " + nvidiaVariable
 			}
+		}
+	}
+	for _, m := range ctr.GetMounts() {
+		if below, is := strings.CutPrefix(path.Clean(m.GetDestination()), nvidiaMounts); is {
+			below = strings.TrimPrefix(below, "cdi/")
+			kind, at := path.Split(below)
+			if name, is := claimIn(below + "," + strings.TrimSuffix(kind, "/") + "=" + at); is {
+				return name, "a mount"
+			}
+		}
+	}
+	return "", ""
+}
+
+// claimIn returns a CDI device of a claim in a list with commas.
+func claimIn(list string) (string, bool) {
+	for name := range strings.SplitSeq(list, ",") {
+		if _, is := cdi.Request(strings.TrimSpace(name)); is {
+			return name, true
 		}
 	}
 	return "", false
@@ -89,16 +122,16 @@ func byAnnotation(ctr *api.Container) (string, bool) {
 
 // namesClaims reports whether a container names CDI devices of claims in any way.
 func namesClaims(ctr *api.Container) bool {
-	_, annotated := byAnnotation(ctr)
-	return annotated || len(claimed(ctr)) > 0 || len(guards(ctr)) > 0
+	otherwise, _ := namedOtherwise(ctr)
+	return otherwise != "" || len(claimed(ctr)) > 0 || len(guards(ctr)) > 0
 }
 
 // checkClaims compares a container's requests, as devmgrd knows them, with what the kubelet has the runtime give to it. injected reports that the runtime
 // has given it all that it gets, but for the CDI devices of the plugin that are missing. It fails if the container must not be created.
 func (p *plugin) checkClaims(ctx context.Context, st device.Readiness, ctr *api.Container) (injected bool, missing []string, err error) {
 	wants, named, guarded := st.Demand.ClaimRequests(), claimed(ctr), guards(ctr)
-	if name, is := byAnnotation(ctr); is {
-		return false, nil, device.Refuse(device.ClaimMismatch, nil, "an annotation of the container names the CDI device %s of a claim", name)
+	if name, means := namedOtherwise(ctr); name != "" {
+		return false, nil, device.Refuse(device.ClaimMismatch, nil, "%s of the container names the CDI device %s of a claim", means, device.Clip(name))
 	}
 	for _, of := range slices.Concat(named, guarded) {
 		if !slices.Contains(wants, of) {

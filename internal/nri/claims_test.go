@@ -236,6 +236,15 @@ func TestClaim_MappingsDiffer_IsRefused(t *testing.T) {
 		"an annotation": {spoil: func(w *claimWorld, ctr *api.Container) {
 			ctr.Annotations = map[string]string{"cdi.k8s.io/x": "a.com/x=1," + byName}
 		}, want: device.ClaimMismatch},
+		"a variable of NVIDIA's runtime": {spoil: func(w *claimWorld, ctr *api.Container) {
+			ctr.Env = append(ctr.Env, "NVIDIA_VISIBLE_DEVICES=0, "+byName)
+		}, want: device.ClaimMismatch},
+		"a mount of NVIDIA's runtime": {spoil: func(w *claimWorld, ctr *api.Container) {
+			ctr.Mounts = append(ctr.Mounts, &api.Mount{Source: "/dev/null", Destination: "/var/run/nvidia-container-devices//cdi/" + strings.Replace(byName, "=", "/", 1)})
+		}, want: device.ClaimMismatch},
+		"an older mount of NVIDIA's runtime": {spoil: func(w *claimWorld, ctr *api.Container) {
+			ctr.Mounts = append(ctr.Mounts, &api.Mount{Source: "/dev/null", Destination: "/var/run/nvidia-container-devices/" + byName})
+		}, want: device.ClaimMismatch},
 		"a container without devices": {st: func() device.Readiness { return nothing }, spoil: func(*claimWorld, *api.Container) {}, want: device.ClaimMismatch},
 		"the plugin has granted something else since": {spoil: func(w *claimWorld, _ *api.Container) {
 			st := claiming()

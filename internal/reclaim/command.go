@@ -30,16 +30,17 @@ func (g *Gate) command(ctx context.Context, d device.Departure, r device.Resourc
 	if g.Plugin != nil {
 		plugin = g.Plugin(r)
 	}
-	done, err := g.turns.Take(ctx, plugin)
-	if err != nil {
-		return true, err
-	}
-	defer done()
 	for len(ids)+len(nodes) > 0 {
 		var someIDs, someNodes string
 		someIDs, ids = join(ids)
 		someNodes, nodes = join(nodes)
-		if again, err := g.runOnce(ctx, d, r, someIDs, someNodes); err != nil {
+		done, err := g.turns.Take(ctx, plugin, g.Timeout)
+		if err != nil {
+			return true, err
+		}
+		again, err := g.runOnce(ctx, d, r, someIDs, someNodes)
+		done()
+		if err != nil {
 			return again, err
 		}
 	}

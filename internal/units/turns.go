@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 )
 
 // atOnce is the number of commands that run at once.
@@ -33,22 +34,24 @@ type turn struct {
 	begun  chan struct{}
 }
 
-// Take waits for a turn. An error is the end of ctx; otherwise done ends the turn.
-func (t *Turns) Take(ctx context.Context, plugin Plugin) (done func(), err error) {
+// Take waits for a turn of a command with that limit. An error is the end of ctx; otherwise done ends the turn. The turn ends without it once systemd has
+// killed the command: one that hangs in the kernel all the same costs nothing, and keeps no other from its turn.
+func (t *Turns) Take(ctx context.Context, plugin Plugin, limit time.Duration) (done func(), err error) {
 	one := &turn{plugin, make(chan struct{})}
 	t.mu.Lock()
 	t.waiting = append(t.waiting, one)
 	t.nextLocked()
 	t.mu.Unlock()
-	done = func() {
+	end := sync.OnceFunc(func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.countLocked(plugin, -1)
 		t.nextLocked()
-	}
+	})
 	select {
 	case <-one.begun:
-		return done, nil
+		killed := time.AfterFunc(limit+2*stopLimit, end)
+		return func() { killed.Stop(); end() }, nil
 	case <-ctx.Done():
 	}
 	t.mu.Lock()
@@ -58,7 +61,7 @@ func (t *Turns) Take(ctx context.Context, plugin Plugin) (done func(), err error
 	}
 	t.mu.Unlock()
 	if at < 0 { // it has begun meanwhile
-		done()
+		end()
 	}
 	return nil, ctx.Err()
 }

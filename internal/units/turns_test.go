@@ -26,7 +26,7 @@ type turnTaker struct {
 func (t *turnTaker) command(plugin units.Plugin, name string) {
 	synctest.Wait()
 	t.work.Go(func() {
-		done, err := t.turns.Take(t.Context(), plugin)
+		done, err := t.turns.Take(t.Context(), plugin, time.Minute)
 		if err != nil {
 			t.Error(err)
 			return
@@ -84,7 +84,7 @@ func TestTurns_CtxEnds_TurnIsFree(t *testing.T) {
 		var turns units.Turns
 		var ends []func()
 		for range 4 {
-			done, err := turns.Take(t.Context(), units.Plugin{Pod: "a"})
+			done, err := turns.Take(t.Context(), units.Plugin{Pod: "a"}, time.Minute)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -92,15 +92,44 @@ func TestTurns_CtxEnds_TurnIsFree(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := turns.Take(ctx, units.Plugin{Pod: "b"}); err == nil {
+		if _, err := turns.Take(ctx, units.Plugin{Pod: "b"}, time.Minute); err == nil {
 			t.Fatal("a fifth turn")
 		}
 		for _, done := range ends {
 			done()
 		}
 		for range 4 {
-			if _, err := turns.Take(t.Context(), units.Plugin{Pod: "b"}); err != nil {
+			if _, err := turns.Take(t.Context(), units.Plugin{Pod: "b"}, time.Minute); err != nil {
 				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// Commands that hang in the kernel, and have been killed, leave their turns to others.
+func TestTurns_CommandsHang_TurnsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var turns units.Turns
+		var ends []func()
+		for range 4 {
+			done, err := turns.Take(t.Context(), units.Plugin{Pod: "hung"}, time.Minute)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ends = append(ends, done)
+		}
+		began := time.Now()
+		for i := range 5 {
+			if i == 4 { // they do not end twice
+				for _, done := range ends {
+					done()
+				}
+			}
+			if _, err := turns.Take(t.Context(), units.Plugin{Pod: "b"}, time.Minute); err != nil {
+				t.Fatal(err)
+			}
+			if waited := time.Since(began); (i < 4) != (waited < 2*time.Minute) {
+				t.Errorf("turn %d begins after %v", i, waited)
 			}
 		}
 	})

@@ -144,7 +144,7 @@ func (e *Examiner) round(ctx context.Context, r device.ResourceName, argv []stri
 		delete(e.rounds, r)
 	}()
 	for _, id := range e.Devices.Examinable(r) {
-		done, err := e.turns.Take(ctx, e.plugin(r))
+		done, err := e.turns.Take(ctx, e.plugin(r), e.Timeout)
 		if err != nil {
 			return
 		}
