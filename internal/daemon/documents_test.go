@@ -21,13 +21,13 @@ func TestReadiness_Documented(t *testing.T) {
 			t.Errorf("docs/%s does not show:\n%s", name, block)
 		}
 	}
-	var parts []component
-	for _, name := range []string{"registration", "store", "pods", "node", "nri", "podresources", "admin"} {
-		parts = append(parts, component{name, func() error { return nil }})
+	var all parts
+	for _, name := range []string{"store", "registration", "pods", "node", "podresources", "admin", "nri"} {
+		all = append(all, part{name: name, check: func() error { return nil }})
 	}
-	_, out := readiness(parts)
+	_, out := readiness(all)
 	shows("migration.md", out)
-	parts[4].check = func() error { return errors.New("not connected to container runtime at /var/run/nri/nri.sock") }
-	_, out = readiness(parts)
+	all[6].check = func() error { return errors.New("not connected to container runtime at /var/run/nri/nri.sock") }
+	_, out = readiness(all)
 	shows("operations.md", out)
 }

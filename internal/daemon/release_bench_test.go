@@ -20,6 +20,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/nri"
+	"github.com/devmgrd/devmgrd/internal/reclaim"
 	"github.com/devmgrd/devmgrd/internal/reclaim/openers"
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
@@ -43,7 +44,7 @@ func releasing(b *testing.B, level string, devices int) (*allocatortest.Allocato
 	gate := reclaimGate(c, nil, nil, log, prometheus.NewRegistry())
 	count := &counting{Client: openers.Client{Path: c.Socket}}
 	gate.Finder, gate.SeesRuntime = count, func() bool { return true }
-	go func() { served <- gate.Run(ctx) }()
+	go func() { served <- gate.Run(ctx, reclaim.Neighbours{}) }()
 	b.Cleanup(func() {
 		cancel()
 		for range 2 {

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/activation"
-	"github.com/coreos/go-systemd/v22/daemon"
+	systemd "github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -22,7 +22,7 @@ const doorLimit = 20 * time.Second
 // Without systemd it does nothing.
 func tellSystemd(ctx context.Context, runtime <-chan struct{}, ask func() map[device.ResourceName]int, hung func() error, log *slog.Logger) error {
 	tell := func(state string) {
-		if _, err := daemon.SdNotify(false, state); err != nil {
+		if _, err := systemd.SdNotify(false, state); err != nil {
 			log.Warn("cannot notify systemd", "state", state, "err", err)
 		}
 	}
@@ -33,9 +33,9 @@ func tellSystemd(ctx context.Context, runtime <-chan struct{}, ask func() map[de
 	case <-ctx.Done():
 		return nil
 	}
-	tell(daemon.SdNotifyReady)
-	defer tell(daemon.SdNotifyStopping)
-	interval, err := daemon.SdWatchdogEnabled(false)
+	tell(systemd.SdNotifyReady)
+	defer tell(systemd.SdNotifyStopping)
+	interval, err := systemd.SdWatchdogEnabled(false)
 	if err != nil {
 		log.Warn("ignoring invalid watchdog interval", "err", err)
 	}
@@ -54,7 +54,7 @@ func tellSystemd(ctx context.Context, runtime <-chan struct{}, ask func() map[de
 			ask() // if this call hangs, the watchdog starves and systemd restarts devmgrd
 			err := hung()
 			if err == nil {
-				tell(daemon.SdNotifyWatchdog)
+				tell(systemd.SdNotifyWatchdog)
 			} else if !logged {
 				log.Error("devmgrd hangs; watchdog will restart it", "err", err)
 			}

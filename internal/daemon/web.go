@@ -16,15 +16,10 @@ import (
 	"github.com/devmgrd/devmgrd/internal/backoff"
 )
 
-// A component of the daemon whose state /readyz reports.
-type component struct {
-	name  string
-	check func() error // nil: it is ready
-}
-
 const (
 	firstRebind = time.Second // before the next try for an address in use
 	lastRebind  = 30 * time.Second
+	stopLimit   = 5 * time.Second  // of the shutdown
 	idleLimit   = 30 * time.Second // of a connection between two requests; Prometheus opens another one
 	maxScrapes  = 4                // at once: each reads the disk, which may not answer
 )
@@ -39,7 +34,7 @@ type web struct {
 
 // newWeb returns a web for an address, which run binds. With an empty address it serves nothing. names are the node's, and page
 // adds other paths.
-func newWeb(address string, names hosts, metrics *prometheus.Registry, parts []component, page func(*http.ServeMux), log *slog.Logger) *web {
+func newWeb(address string, names hosts, metrics *prometheus.Registry, parts parts, page func(*http.ServeMux), log *slog.Logger) *web {
 	if address == "" {
 		return &web{}
 	}
@@ -69,7 +64,7 @@ func newWeb(address string, names hosts, metrics *prometheus.Registry, parts []c
 }
 
 // readiness returns a line for each component: its name, then "ok" or its error.
-func readiness(parts []component) (status int, text string) {
+func readiness(parts parts) (status int, text string) {
 	var b strings.Builder
 	status = http.StatusOK
 	for _, p := range parts {
@@ -84,11 +79,11 @@ func readiness(parts []component) (status int, text string) {
 
 // A readyMetric reports on each scrape the same as /readyz.
 type readyMetric struct {
-	parts []component
+	parts parts
 	desc  *prometheus.Desc
 }
 
-func newReadyMetric(parts []component) readyMetric {
+func newReadyMetric(parts parts) readyMetric {
 	return readyMetric{parts, prometheus.NewDesc("devmgrd_ready", "1 while a component of devmgrd is ready, as in /readyz, otherwise 0.", []string{"component"}, nil)}
 }
 

@@ -64,9 +64,9 @@ func TestWeb(t *testing.T) {
 	var broken error
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "some_gauge"}))
-	w := newWeb("127.0.0.1:0", nil, metrics, []component{
-		{"one", func() error { return nil }},
-		{"two", func() error { return broken }},
+	w := newWeb("127.0.0.1:0", nil, metrics, parts{
+		{name: "one", check: func() error { return nil }},
+		{name: "two", check: func() error { return broken }},
 	}, nothing, slog.New(slog.DiscardHandler))
 	listener, err := w.listen()
 	if err != nil {

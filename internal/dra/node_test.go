@@ -43,6 +43,7 @@ type node struct {
 	full      error // of SavePlaces
 	anonymous bool  // the Node's UID is not known
 	most      int
+	slices    *dra.Slices // of the latest Publisher
 }
 
 func newNode() *node {
@@ -133,7 +134,7 @@ func (n *node) isClaimed(r device.ResourceName) bool {
 	return !n.refused[r]
 }
 
-func (n *node) uncounted(device.ResourceName) (since time.Time, uncounted, known bool) {
+func (n *node) Uncounted(device.ResourceName) (since time.Time, uncounted, known bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.since, !n.counted, !n.unread
@@ -160,7 +161,8 @@ func publish(t *testing.T, api *kubetest.Server, n *node) (p *dra.Publisher, reg
 	n.mu.Lock()
 	known := maps.Clone(n.saved)
 	n.mu.Unlock()
-	p = dra.New(dra.PublisherConfig{NodeName: "n1", Client: api.ResourceClient(), View: n, Claimed: n.isClaimed, Uncounted: n.uncounted, NodeChanged: n.retoken, Places: n, Known: known,
+	n.slices = dra.NewSlices("n1", api.ResourceClient(), kubetest.Log(t))
+	p = dra.New(dra.PublisherConfig{NodeName: "n1", Client: api.ResourceClient(), View: n, Claimed: n.isClaimed, Node: n, Slices: n.slices, NodeChanged: n.retoken, Places: n, Known: known,
 		NodeUID: n.uid, MaxDevices: n.most, Sysfs: t.TempDir(), Procfs: t.TempDir(), Log: kubetest.Log(t), Metrics: registry})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -16,11 +16,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/loops"
@@ -32,13 +30,8 @@ const (
 	// lookInterval is the least time between two comparisons. A removal by another client shortens it.
 	lookInterval = 20 * time.Millisecond
 	writeTimeout = 10 * time.Second
-	// bindingTime is how long a resource is neither on the Node nor in slices while it moves from one to the other: a scheduler that is
-	// behind chooses by what it remembers, and a pod that it has bound may not be known here yet.
-	bindingTime = 10 * time.Second
-	// listTime is how long the Node may have to wait for the first list of the slices.
-	listTime   = 10 * time.Second
-	firstRetry = 200 * time.Millisecond
-	lastRetry  = 10 * time.Second
+	firstRetry   = 200 * time.Millisecond
+	lastRetry    = 10 * time.Second
 )
 
 // A View is the source of the published devices.
@@ -55,19 +48,17 @@ type Places interface {
 	SavePlaces(device.ResourceName, map[device.ID]int) error
 }
 
-// PublisherConfig is what New needs. Every field but Writable, Order, Known, TooMany, Sysfs and Procfs is required.
+// PublisherConfig is what New needs. Every field but Order, Known, TooMany, Sysfs and Procfs is required.
 type PublisherConfig struct {
 	NodeName string
 	Client   rest.Interface // resource.k8s.io/v1
 	View     View
-	// Claimed reports whether a resource's devices belong in ResourceSlices. Uncounted reports whether the Node does not show the resource, and
-	// since when; zero: it never did. There is no slice before that. NodeChanged has a token when either answer may have changed.
+	Slices   *Slices // which the Publisher follows, and writes
+	// Claimed reports whether a resource's devices belong in ResourceSlices. Node says when the Node shows no number of it, and NodeChanged has a token
+	// when either answer may have changed.
 	Claimed     func(device.ResourceName) bool
-	Uncounted   func(device.ResourceName) (since time.Time, uncounted, known bool)
+	Node        Node
 	NodeChanged <-chan struct{}
-	// Writable is closed once the API server would accept a ResourceSlice of this node: it may lack resource.k8s.io/v1 or refuse the right. nil: it
-	// is not tried.
-	Writable chan<- struct{}
 	// Order returns a resource's devices in the order in which the slices list them, which is the order in which the scheduler
 	// considers them; nil: natural. Other devices follow.
 	Order  func(device.ResourceName) []device.ID
@@ -87,8 +78,7 @@ type PublisherConfig struct {
 // A Publisher keeps the ResourceSlices of devmgrd's Node up to date.
 type Publisher struct {
 	cfg     PublisherConfig
-	store   *store
-	watch   *kube.Watch
+	slices  *Slices
 	metrics metrics
 
 	// For publish alone.
@@ -101,10 +91,8 @@ type Publisher struct {
 
 	mu      sync.Mutex // guards what follows
 	failure error      // why the slices may not show what they should; nil: they do
-	refused error      // why the API server would not accept a slice
 	places  map[device.ResourceName]map[device.ID]int
 	dropped bool // the API server drops taints
-	asked   time.Time
 }
 
 // A publication is what the publisher remembers of one resource.
@@ -121,18 +109,17 @@ var errNotYet = errors.New("the node's ResourceSlices have not been compared yet
 
 // New returns a Publisher; Run starts it.
 func New(cfg PublisherConfig) *Publisher {
-	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Claimed == nil || cfg.Uncounted == nil || cfg.NodeChanged == nil || cfg.Places == nil || cfg.NodeUID == nil || cfg.MaxDevices == 0 || cfg.Log == nil || cfg.Metrics == nil {
-		panic("dra: every field of PublisherConfig but Writable, Order, Known, TooMany, Sysfs and Procfs is required")
+	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Slices == nil || cfg.Claimed == nil || cfg.Node == nil || cfg.NodeChanged == nil || cfg.Places == nil || cfg.NodeUID == nil || cfg.MaxDevices == 0 || cfg.Log == nil || cfg.Metrics == nil {
+		panic("dra: every field of PublisherConfig but Order, Known, TooMany, Sysfs and Procfs is required")
 	}
-	s := newStore()
 	places := maps.Clone(cfg.Known)
 	if places == nil {
 		places = map[device.ResourceName]map[device.ID]int{}
 	}
 	return &Publisher{
 		cfg:       cfg,
-		store:     s,
-		metrics:   newMetrics(cfg.Metrics, s),
+		slices:    cfg.Slices,
+		metrics:   newMetrics(cfg.Metrics, cfg.Slices.store),
 		describer: newDescriber(cmp.Or(cfg.Sysfs, "/sys"), cmp.Or(cfg.Procfs, "/proc")),
 		pools:     map[string]*pace{},
 		resources: map[device.ResourceName]*publication{},
@@ -141,72 +128,24 @@ func New(cfg PublisherConfig) *Publisher {
 		tooMany:   map[device.ResourceName]bool{},
 		failure:   errNotYet,
 		places:    places,
-		watch: kube.NewWatch(kube.WatchConfig{
-			Name:     "this node's resource slices",
-			Client:   cfg.Client,
-			Resource: "resourceslices",
-			Selector: fields.SelectorFromSet(fields.Set{
-				resourceapi.ResourceSliceSelectorNodeName: cfg.NodeName,
-				resourceapi.ResourceSliceSelectorDriver:   Driver,
-			}),
-			New:   newObjects,
-			Store: s,
-			Log:   cfg.Log,
-		}),
 	}
 }
 
 // Run publishes until ctx ends, which is not an error. It leaves the slices in place.
 func (p *Publisher) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return p.watch.Run(ctx) })
+	group.Go(func() error { return p.slices.watch.Run(ctx) })
 	group.Go(func() error { p.publish(ctx); return nil })
-	if p.cfg.Writable != nil {
-		group.Go(func() error { p.try(ctx); return nil })
-	}
 	return group.Wait()
-}
-
-// try closes Writable when that is so.
-func (p *Publisher) try(ctx context.Context) {
-	select {
-	case <-p.store.first:
-	case <-ctx.Done():
-		return
-	}
-	for pause := (backoff.Backoff{First: firstRetry, Last: lastRetry}); ctx.Err() == nil; pause.Wait(ctx) {
-		limited, cancel := context.WithTimeout(ctx, writeTimeout)
-		err := kube.TryResourceSlice(limited, p.cfg.Client, p.cfg.NodeName, Driver)
-		cancel()
-		p.setRefused(err)
-		if err == nil {
-			close(p.cfg.Writable)
-			return
-		}
-	}
-}
-
-// setRefused records why the API server would not accept a ResourceSlice, and logs that once.
-func (p *Publisher) setRefused(err error) {
-	p.mu.Lock()
-	before := p.refused
-	p.refused = err
-	p.mu.Unlock()
-	if err != nil && before == nil {
-		p.cfg.Log.Warn("resource slices refused by API server; resources stay in the Node's capacity", "err", err)
-	}
 }
 
 // Check returns nil while the slices show the View's devices as far as devmgrd knows, and otherwise the reason why they may not.
 func (p *Publisher) Check() error {
-	if err := p.watch.Check(); err != nil {
+	if err := p.slices.check(); err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.refused != nil {
-		return fmt.Errorf("trying to create a ResourceSlice: %w; resources that the Node shows stay there", p.refused)
-	}
 	return p.failure
 }
 
@@ -216,32 +155,6 @@ func (p *Publisher) TaintsDropped() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.dropped
-}
-
-// Sliced reports whether the scheduler may still choose devices of a resource from ResourceSlices, or has done so a moment ago: pods with such
-// claims may not be known yet. They may have left just before the start, or before the API server was away.
-func (p *Publisher) Sliced(r device.ResourceName) bool {
-	is, left, listed := p.store.of(r)
-	if listed.IsZero() {
-		return time.Since(p.firstAsked()) < listTime
-	}
-	return is || min(time.Since(left), time.Since(listed)) < bindingTime
-}
-
-// firstAsked returns when Sliced was called for the first time: the Node was known then.
-func (p *Publisher) firstAsked() time.Time {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.asked.IsZero() {
-		p.asked = time.Now()
-	}
-	return p.asked
-}
-
-// shown reports whether there is a slice of a resource.
-func (p *Publisher) shown(r device.ResourceName) bool {
-	is, _, _ := p.store.of(r)
-	return is
 }
 
 // Pool returns the name of the pool in which a device is, or would be if its plugin listed it.
@@ -261,7 +174,7 @@ func (p *Publisher) publish(ctx context.Context) {
 	for ctx.Err() == nil {
 		updated := p.cfg.View.Updated() // before anything is read, so that no later change is missed
 		var again time.Time
-		if shown, known := p.store.now(); known {
+		if shown, known := p.slices.now(); known {
 			again = p.compare(ctx, shown, updated)
 			p.pause(ctx)
 		}
@@ -272,7 +185,7 @@ func (p *Publisher) publish(ctx context.Context) {
 // compare writes what is due, and returns when the next write is; zero: after the next change. A write may take seconds: what the View has changed
 // meanwhile is in the next one.
 func (p *Publisher) compare(ctx context.Context, shown map[string]*resourceapi.ResourceSlice, updated <-chan struct{}) (again time.Time) {
-	if took(p.store.relisted) {
+	if took(p.slices.relisted) {
 		for _, pace := range p.pools {
 			pace.until = time.Time{} // the API server is back
 		}
@@ -331,7 +244,7 @@ func (p *Publisher) settle(ctx context.Context, name string, shown, want *resour
 	}
 	if v == "" {
 		if want != nil {
-			p.store.share(shown, want)
+			p.slices.share(shown, want)
 		}
 		pool.settled()
 		return time.Time{}, false
@@ -345,7 +258,7 @@ func (p *Publisher) settle(ctx context.Context, name string, shown, want *resour
 	case err == nil:
 		pool.succeeded(v, now)
 	case v == update && apierrors.IsNotFound(err): // another client has removed it; the watch reports that later
-		p.store.missing(name, shown)
+		p.slices.missing(name, shown)
 		return now, false
 	case ctx.Err() != nil:
 		return time.Time{}, false
@@ -405,9 +318,9 @@ func (p *Publisher) write(ctx context.Context, v verb, shown, want *resourceapi.
 	case err != nil:
 		return nil, fmt.Errorf("%s ResourceSlice %s: %w", doing[v], name, err)
 	case v == remove:
-		p.store.missing(name, shown)
+		p.slices.missing(name, shown)
 	default:
-		p.store.observe(name, version{kube.ParseVersion(got.ResourceVersion), got})
+		p.slices.observe(name, version{kube.ParseVersion(got.ResourceVersion), got})
 	}
 	level := slog.LevelInfo
 	if v == update {
@@ -458,16 +371,11 @@ func (p *Publisher) want() wanted {
 			continue
 		}
 		// The Node's number has to go before the first slice comes. From then on the slices follow the devices, also where another writer puts the number
-		// back, and also if there was no slice for a while because the scheduler could choose no device. There is no pause if the clock was ahead when
-		// the number went.
-		if since, uncounted, known := p.cfg.Uncounted(r); !known {
-			w.keep[r] = true
-			continue
-		} else if now := time.Now(); p.resources[r] == nil && !p.shown(r) && (!uncounted || !now.Before(since) && now.Before(since.Add(bindingTime))) {
-			w.keep[r] = true
-			if uncounted {
-				w.again = loops.Earliest(w.again, since.Add(bindingTime))
-			}
+		// back, and also if there was no slice for a while because the scheduler could choose no device.
+		since, uncounted, known := p.cfg.Node.Uncounted(r)
+		may, again := maySlice(since, uncounted, time.Now())
+		if !known || !may && p.resources[r] == nil && !p.slices.shown(r) {
+			w.keep[r], w.again = true, loops.Earliest(w.again, again)
 			continue
 		}
 		if of, known := p.cfg.View.Devices(r); known && status.Offer.Reported && w.complete {
@@ -579,7 +487,7 @@ func (p *Publisher) waitForChange(ctx context.Context, updated <-chan struct{}, 
 	over := loops.At(until)
 	select {
 	case <-over:
-	case <-p.store.changed:
+	case <-p.slices.changed:
 	case <-updated:
 	case <-p.cfg.NodeChanged:
 	case <-ctx.Done():
@@ -590,7 +498,7 @@ func (p *Publisher) waitForChange(ctx context.Context, updated <-chan struct{}, 
 func (p *Publisher) pause(ctx context.Context) {
 	select {
 	case <-time.After(lookInterval):
-	case <-p.store.removed:
+	case <-p.slices.removed:
 	case <-ctx.Done():
 	}
 }

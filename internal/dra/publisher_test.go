@@ -677,13 +677,13 @@ func slicedRemoved(t *testing.T) {
 		api, n := kubetest.NewInMemory(t), newNode()
 		n.list(gpu, 3)
 		api.Refuse(func(string, string) int { return http.StatusServiceUnavailable })
-		p, _, stop := publish(t, api, n)
+		_, _, stop := publish(t, api, n)
 		at(time.Minute)
-		if !p.Sliced(gpu) {
+		if !n.slices.Sliced(gpu) {
 			t.Error("before the slices are listed the Node would show the resource")
 		}
 		at(9 * time.Second)
-		if !p.Sliced(gpu) {
+		if !n.slices.Sliced(gpu) {
 			t.Error("nine seconds later, too")
 		}
 		api.Refuse(nil)
@@ -692,20 +692,20 @@ func slicedRemoved(t *testing.T) {
 				break
 			}
 		}
-		if !p.Sliced("a.example/nic") {
+		if !n.slices.Sliced("a.example/nic") {
 			t.Error("the slices may have left just before they could be listed")
 		}
 		at(time.Minute)
-		if !p.Sliced(gpu) || p.Sliced("a.example/nic") {
-			t.Errorf("gpu: %v, nic: %v; only the first is in slices", p.Sliced(gpu), p.Sliced("a.example/nic"))
+		if !n.slices.Sliced(gpu) || n.slices.Sliced("a.example/nic") {
+			t.Errorf("gpu: %v, nic: %v; only the first is in slices", n.slices.Sliced(gpu), n.slices.Sliced("a.example/nic"))
 		}
 		remove(api, n)
 		at(9 * time.Second)
-		if got := shows(api); len(got) > 0 || !p.Sliced(gpu) {
-			t.Errorf("removed by %s: the slices show %v, sliced: %v", what, got, p.Sliced(gpu))
+		if got := shows(api); len(got) > 0 || !n.slices.Sliced(gpu) {
+			t.Errorf("removed by %s: the slices show %v, sliced: %v", what, got, n.slices.Sliced(gpu))
 		}
 		at(2 * time.Second)
-		if p.Sliced(gpu) {
+		if n.slices.Sliced(gpu) {
 			t.Errorf("removed by %s: more than ten seconds later the resource is in slices still", what)
 		}
 		stop()
@@ -730,7 +730,7 @@ func slowWrites(t *testing.T) {
 	if got := p.Pool(gpu, "d129"); got != pool+"2" {
 		t.Errorf("d129 is in %s", got)
 	}
-	_, _ = p.Sliced(gpu), p.Check()
+	_, _ = n.slices.Sliced(gpu), p.Check()
 	if waited := time.Since(began); waited > 0 {
 		t.Errorf("the answers took %v", waited)
 	}

@@ -392,15 +392,15 @@ func TestStore_SliceAsWanted_SharesItsAttributes(t *testing.T) {
 	shown := want.DeepCopy()
 	shown.ResourceVersion, shown.Spec.Pool.Generation, shown.Spec.Devices[1].Taints[0].TimeAdded = "7", 3, &metav1.Time{Time: time.Unix(1, 0)}
 	before := shown.DeepCopy()
-	p := &Publisher{store: newStore(), pools: map[string]*pace{}}
-	p.store.observe(shown.Name, version{7, shown})
+	p := &Publisher{slices: &Slices{store: newStore()}, pools: map[string]*pace{}}
+	p.slices.observe(shown.Name, version{7, shown})
 	for range 2 {
-		all, _ := p.store.now()
+		all, _ := p.slices.now()
 		if _, written := p.settle(t.Context(), shown.Name, all[shown.Name], want); written {
 			t.Fatal("the slice was written")
 		}
 	}
-	all, _ := p.store.now()
+	all, _ := p.slices.now()
 	now := all[shown.Name]
 	for i, d := range now.Spec.Devices {
 		if !identical(d.Attributes, want.Spec.Devices[i].Attributes) {
@@ -415,9 +415,9 @@ func TestStore_SliceAsWanted_SharesItsAttributes(t *testing.T) {
 	}
 
 	newer := before.DeepCopy()
-	p.store.observe(shown.Name, version{8, newer})
-	p.store.share(shown, want)
-	if all, _ := p.store.now(); all[shown.Name] != newer {
+	p.slices.observe(shown.Name, version{8, newer})
+	p.slices.share(shown, want)
+	if all, _ := p.slices.now(); all[shown.Name] != newer {
 		t.Error("a newer version was replaced")
 	}
 }

@@ -13,12 +13,29 @@ import (
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
 )
 
+// slicesOf are ResourceSlices that the test shows.
+type slicesOf struct {
+	writable <-chan struct{}                // nil: from the start
+	sliced   func(device.ResourceName) bool // nil: none is
+}
+
+func (s slicesOf) Writable() <-chan struct{} {
+	if s.writable != nil {
+		return s.writable
+	}
+	at := make(chan struct{})
+	close(at)
+	return at
+}
+
+func (s slicesOf) Sliced(r device.ResourceName) bool { return s.sliced != nil && s.sliced(r) }
+
 // publishClaimed runs a Publisher for a node whose resources are all offered through claims.
 func publishClaimed(t *testing.T, api *kubetest.Server, v *view, sliceable <-chan struct{}, edit ...func(*nodestatus.Config)) *nodestatus.Publisher {
 	t.Helper()
 	c := nodestatus.Config{
 		NodeName: "n1", Client: api.Client(), View: v, Notifier: v, Cordons: v, Components: v.components, Ignored: func(device.ResourceName) bool { return false },
-		Claimed: func(device.ResourceName) bool { return true }, Sliceable: sliceable, SaveUncounted: func([]device.ResourceName, time.Time) error { return nil },
+		Claimed: func(device.ResourceName) bool { return true }, Slices: slicesOf{writable: sliceable}, SaveUncounted: func([]device.ResourceName, time.Time) error { return nil },
 		KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: prometheus.NewRegistry(),
 	}
 	for _, f := range edit {

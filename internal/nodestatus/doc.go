@@ -33,7 +33,7 @@
 // by it. The value after that second counts the pods that were bound meanwhile. When the publisher ends, it cuts that second
 // short.
 //
-// A resource that was offered through ResourceSlices appears when its slices have left (Sliced): until then the scheduler may choose its
+// A resource that was offered through ResourceSlices appears when its slices have left (Slices.Sliced): until then the scheduler may choose its
 // devices for claims, which no value of the Node counts. What devmgrd has withdrawn for that second is not meant.
 //
 // # The order of events
@@ -59,6 +59,6 @@
 //
 // It never writes zero because it ends: a restarting kubelet would fail the pods that hold devices. It creates no Node, and
 // does not poll. It removes a resource for longer than that second only after "devmgrd forget" (Retired), once: if another
-// writer puts the resource back, it stays. And it removes what is offered through claims (Claimed), once slices can be written (Sliceable), and
+// writer puts the resource back, it stays. And it removes what is offered through claims (Claimed), once slices can be written (Slices.Writable), and
 // each time that another writer puts it back.
 package nodestatus

@@ -60,7 +60,26 @@ type Notifier interface {
 	InvalidCordons(error)
 }
 
-// Config is what New needs. Every field but Began, Expected, Claimed, Sliceable, Sliced, Uncounted and Forgotten is required.
+// Slices are devmgrd's ResourceSlices of this node.
+type Slices interface {
+	// Writable returns a channel that is closed once they can be written: until then claimed resources that the Node shows stay there, and count.
+	Writable() <-chan struct{}
+	// Sliced reports whether the scheduler may still choose devices of a resource from them: the Node shows no value of it before that has ended.
+	Sliced(device.ResourceName) bool
+}
+
+// noSlices are those of a node on which devmgrd writes none.
+type noSlices struct{}
+
+func (noSlices) Writable() <-chan struct{} {
+	at := make(chan struct{})
+	close(at)
+	return at
+}
+
+func (noSlices) Sliced(device.ResourceName) bool { return false }
+
+// Config is what New needs. Every field but Began, Expected, Claimed, Slices, Uncounted and Forgotten is required.
 type Config struct {
 	NodeName string
 	Began    time.Time      // when devmgrd started; zero: long ago
@@ -74,13 +93,9 @@ type Config struct {
 	// Ignored reports which resources devmgrd does not manage: they are not removed from the Node either.
 	Ignored func(device.ResourceName) bool
 	// Claimed reports which resources are offered through claims: the Node must not show them. A value of 0 would not do: at its start a
-	// kubelet fails pods that count against it. Sliceable is closed once ResourceSlices can be written: until then claimed resources that the
-	// Node shows stay there, and count; nil: they can be.
-	Claimed   func(device.ResourceName) bool
-	Sliceable <-chan struct{}
-	// Sliced reports whether the scheduler may still choose devices of a resource from ResourceSlices: the Node shows no value of it before
-	// that has ended. nil: it never may.
-	Sliced func(device.ResourceName) bool
+	// kubelet fails pods that count against it. nil: none is.
+	Claimed func(device.ResourceName) bool
+	Slices  Slices // nil: devmgrd writes none
 	// Uncounted is when claimed resources were taken off the Node before devmgrd's start, and Forgotten when others may have been: the state file has been
 	// lost; zero: they never were. SaveUncounted makes such times durable. All may be empty where Claimed is nil.
 	Uncounted     map[device.ResourceName]time.Time
@@ -112,15 +127,10 @@ var errNotYet = errors.New("the node's capacity has not been compared yet")
 // New returns a Publisher; Run starts it.
 func New(cfg Config) *Publisher {
 	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Notifier == nil || cfg.Cordons == nil || cfg.Components == nil || cfg.Ignored == nil || cfg.KubeletDir == "" || cfg.Log == nil || cfg.Metrics == nil {
-		panic("nodestatus: every field of Config but Began, Expected, Claimed, Sliceable, Sliced, Uncounted and Forgotten is required")
+		panic("nodestatus: every field of Config but Began, Expected, Claimed, Slices, Uncounted and Forgotten is required")
 	}
-	if cfg.Sliced == nil {
-		cfg.Sliced = func(device.ResourceName) bool { return false }
-	}
-	if cfg.Sliceable == nil {
-		at := make(chan struct{})
-		close(at)
-		cfg.Sliceable = at
+	if cfg.Slices == nil {
+		cfg.Slices = noSlices{}
 	}
 	if cfg.Claimed == nil {
 		cfg.Claimed = func(device.ResourceName) bool { return false }
@@ -272,7 +282,7 @@ func (p *Publisher) split(capacity map[device.ResourceName]int, node nodeState, 
 // sliceable reports whether ResourceSlices can be written.
 func (p *Publisher) sliceable() bool {
 	select {
-	case <-p.cfg.Sliceable:
+	case <-p.cfg.Slices.Writable():
 		return true
 	default:
 		return false
@@ -284,7 +294,7 @@ func (p *Publisher) sliceable() bool {
 // withdrawn on the way to a lower value comes back in its time.
 func (p *Publisher) awaitSlices(capacity map[device.ResourceName]int, node nodeState, withdrawn map[device.ResourceName]time.Time) (sliced bool) {
 	for r := range capacity {
-		if _, own := withdrawn[r]; !own && !node.shows(r) && p.cfg.Sliced(r) {
+		if _, own := withdrawn[r]; !own && !node.shows(r) && p.cfg.Slices.Sliced(r) {
 			delete(capacity, r)
 			sliced = true
 		}
@@ -424,7 +434,7 @@ func (p *Publisher) restore(ctx context.Context, d *decider) {
 // waitForChange waits until the Node or the View has changed, or until a time; zero: no limit.
 func (p *Publisher) waitForChange(ctx context.Context, updated, changed <-chan struct{}, until time.Time) {
 	over := loops.At(until)
-	sliceable := p.cfg.Sliceable
+	sliceable := p.cfg.Slices.Writable()
 	if p.sliceable() {
 		sliceable = nil
 	}

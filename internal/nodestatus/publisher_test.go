@@ -662,7 +662,7 @@ func slicedResource(t *testing.T) {
 	var gone atomic.Bool
 	p := nodestatus.New(nodestatus.Config{
 		NodeName: "n1", Client: api.Client(), View: v, Notifier: v, Cordons: v, Components: v.components, Ignored: func(device.ResourceName) bool { return false },
-		Sliced:     func(device.ResourceName) bool { return !gone.Load() },
+		Slices:     slicesOf{sliced: func(device.ResourceName) bool { return !gone.Load() }},
 		KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: prometheus.NewRegistry(),
 	})
 	ctx, stop := context.WithCancel(t.Context())
@@ -693,7 +693,7 @@ func numberAtTheStart(t *testing.T) {
 	v, began := newView(quantities{"a.example/gpu": 4, "a.example/nic": 3}), time.Now()
 	p := nodestatus.New(nodestatus.Config{
 		NodeName: "n1", Began: began, Client: api.Client(), View: v, Notifier: v, Cordons: v, Components: v.components, Ignored: func(device.ResourceName) bool { return false },
-		Sliced:     func(device.ResourceName) bool { return time.Since(began) < 10*time.Second },
+		Slices:     slicesOf{sliced: func(device.ResourceName) bool { return time.Since(began) < 10*time.Second }},
 		KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: prometheus.NewRegistry(),
 	})
 	ctx, stop := context.WithCancel(t.Context())

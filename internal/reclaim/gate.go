@@ -107,9 +107,9 @@ type Gate struct {
 	blind   map[device.ResourceName]bool // resources whose grants name no device node of their own; for Run's goroutine alone
 	networks
 
-	mu       sync.Mutex  // guards what follows; never held across a call of another package
-	assigned Assignments // nil: no node is known to be shared by grants
-	pods     Pods        // nil: no pod's name is known
+	neighbours Neighbours // of Run
+
+	mu       sync.Mutex // guards what follows; never held across a call of another package
 	proofs   map[device.PodUID]*proof
 	rested   time.Time                    // the next search may begin
 	commands map[device.ResourceName]bool // whose command runs
@@ -143,11 +143,11 @@ func New(c Config) *Gate {
 	}
 }
 
-// Watch has the Gate see the assignments of all pods. It must be called before Run.
-func (g *Gate) Watch(a Assignments) { g.assigned = a }
-
-// NamePods has the pods of processes named. It must not be called after Run.
-func (g *Gate) NamePods(p Pods) { g.pods = p }
+// Neighbours are what a Gate asks while it runs. They may be nil.
+type Neighbours struct {
+	Assigned Assignments // of all pods; nil: no node is known to be shared by grants
+	Pods     Pods        // nil: no pod's name is known
+}
 
 // Changed has a value when Release may return something else.
 func (g *Gate) Changed() <-chan struct{} { return g.changed }
@@ -244,8 +244,9 @@ func (g *Gate) leftLocked(of func(unit string) bool) bool {
 	return false
 }
 
-// Run works on the proofs until ctx ends, which is not an error.
-func (g *Gate) Run(ctx context.Context) error {
+// Run works on the proofs until ctx ends, which is not an error. Call it once.
+func (g *Gate) Run(ctx context.Context, with Neighbours) error {
+	g.neighbours = with
 	defer g.work.Wait()
 	defer g.forgetAll()
 	g.work.Go(func() { g.endLeft(ctx) })
@@ -516,7 +517,7 @@ func (g *Gate) holders(ended device.Pod, nodes map[openers.Device]string, scan o
 	}
 	for _, u := range scan.Unknown {
 		pod := g.podOf(u.Cgroup)
-		apart := pod.Name != "" && pod.Namespace != ended.Namespace && g.pods.Confined(pod.UID)
+		apart := pod.Name != "" && pod.Namespace != ended.Namespace && g.neighbours.Pods.Confined(pod.UID)
 		if !apart && !ignored(u.Process, pod) {
 			add(u.Process, pod, "may use the devices: it "+u.Reason)
 		}
@@ -527,8 +528,8 @@ func (g *Gate) holders(ended device.Pod, nodes map[openers.Device]string, scan o
 // podOf returns the pod that a cgroup belongs to; zero: none.
 func (g *Gate) podOf(cgroup string) device.Pod {
 	uid := cgroups.PodOf(cgroup)
-	if uid != "" && g.pods != nil {
-		if named, known := g.pods.Named(uid); known {
+	if uid != "" && g.neighbours.Pods != nil {
+		if named, known := g.neighbours.Pods.Named(uid); known {
 			return named
 		}
 	}

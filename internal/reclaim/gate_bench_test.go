@@ -39,8 +39,7 @@ func searching(t testing.TB, pods int) (search func(), a *assigned) {
 		Timeout: time.Minute, Finder: w, Nodes: w, SeesRuntime: func() bool { return true }, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})
 	a = &assigned{world: w}
-	g.NamePods(w)
-	g.Watch(a)
+	g.neighbours = Neighbours{a, w}
 	return func() {
 		var proofs []*proof
 		for _, d := range w.departed {

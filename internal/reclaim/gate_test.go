@@ -166,11 +166,9 @@ func start(t *testing.T, w *world, change ...func(*Config)) *Gate {
 		f(&c)
 	}
 	g := New(c)
-	g.NamePods(w)
-	g.Watch(w)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- g.Run(ctx) }()
+	go func() { ended <- g.Run(ctx, Neighbours{w, w}) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {

@@ -25,8 +25,8 @@ func (g *Gate) shared() func(node string) bool {
 		ids      []device.ID
 	}
 	uses, both := map[string]use{}, map[string]bool{}
-	if g.assigned != nil {
-		for _, p := range g.assigned.Snapshot().Pods {
+	if g.neighbours.Assigned != nil {
+		for _, p := range g.neighbours.Assigned.Snapshot().Pods {
 			for _, s := range device.Shares(p.Assignments) {
 				for _, n := range s.Grant.Nodes {
 					first, seen := uses[n.HostPath]

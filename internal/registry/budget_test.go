@@ -68,7 +68,7 @@ func TestTotalBytes_LostResourceMakesRoom(t *testing.T) {
 	}
 	f := prepare(t, func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 },
 		known(device.PluginRecord{Resource: "lost.example/x", Endpoint: "gone.sock", Reported: true, Devices: old, Away: time.Now().Add(-time.Hour), Lost: true}))
-	f.MakeRoomWith(forgetful{f})
+	f.with.Allocator = forgetful{f}
 	f.run()
 	plugintest.Start(t, f.dir, gpu, longList(500)...)
 	f.eventually("it serves", f.servesNumber(500))

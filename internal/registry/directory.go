@@ -70,9 +70,6 @@ func (d *directory) startLocked() {
 	r.work.Go(d.watches.Wait)
 }
 
-// AddServiceAccounts sets the source of service accounts. Call it before Run. Without it none is known.
-func (r *Registry) AddServiceAccounts(of ServiceAccounts) { r.accounts = of }
-
 // ServiceAccounts knows the pods of the node.
 type ServiceAccounts interface {
 	// ServiceAccount returns the name of a pod's service account; empty: not known.
@@ -290,19 +287,19 @@ const accountTimeout = 3 * time.Second
 
 // named returns the location with its pod's service account. It asks the API server only if a rule depends on the account.
 func (r *Registry) named(ctx context.Context, loc location, resource device.ResourceName) location {
-	if !loc.pod.Known() || loc.pod.ServiceAccount != "" || r.accounts == nil {
+	if !loc.pod.Known() || loc.pod.ServiceAccount != "" || r.neighbours.Accounts == nil {
 		return loc
 	}
-	loc.pod.ServiceAccount = r.accounts.ServiceAccount(loc.pod.Pod)
+	loc.pod.ServiceAccount = r.neighbours.Accounts.ServiceAccount(loc.pod.Pod)
 	if loc.pod.ServiceAccount != "" || r.cfg.Rules == nil || !r.cfg.Rules.NeedsAccount(resource, loc.pod.Pod) {
 		return loc
 	}
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
-	if err := r.accounts.Fetch(ctx, loc.pod.Pod); err != nil {
+	if err := r.neighbours.Accounts.Fetch(ctx, loc.pod.Pod); err != nil {
 		r.log.Debug("service account of plugin pod not known", "pod", loc.pod.String(), "err", err)
 	}
-	loc.pod.ServiceAccount = r.accounts.ServiceAccount(loc.pod.Pod)
+	loc.pod.ServiceAccount = r.neighbours.Accounts.ServiceAccount(loc.pod.Pod)
 	return loc
 }
 

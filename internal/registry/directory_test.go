@@ -50,7 +50,7 @@ func (a accounts) Fetch(context.Context, device.Pod) error { return nil }
 func TestDirectory_Registration_HasItsPod(t *testing.T) {
 	t.Parallel()
 	f := prepare(t, ownDirs(socketDir(t)))
-	f.AddServiceAccounts(accounts{"a": "plugins"})
+	f.with.Accounts = accounts{"a": "plugins"}
 	f.run()
 	p := plugintest.Start(t, f.directory("a").Sockets, gpu, plugintest.Devices(2)...)
 	f.eventually("it serves", f.servesNumber(2))

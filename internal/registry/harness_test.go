@@ -30,6 +30,7 @@ type harness struct {
 	t       testing.TB
 	dir     string
 	watched string // the registry directory
+	with    registry.Neighbours
 	memory  *memory
 	logs    *logs
 	metrics *prometheus.Registry
@@ -70,7 +71,7 @@ func (f *harness) run() *harness {
 func (f *harness) serve() *harness {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- f.Run(ctx) }()
+	go func() { ended <- f.Run(ctx, f.with) }()
 	f.stop = sync.OnceFunc(func() {
 		cancel()
 		select {

@@ -210,7 +210,7 @@ func TestLostResourceMakesRoom(t *testing.T) {
 		device.PluginRecord{Resource: "vendor.example/stale", Reported: true},
 	))
 	ledger := &fakeLedger{Registry: f.Registry, cordoned: "vendor.example/cordoned", suspended: "vendor.example/suspended", used: "vendor.example/used", fail: errors.New("not yet")}
-	f.MakeRoomWith(ledger)
+	f.with.Allocator = ledger
 	f.run()
 	has := func(names ...string) {
 		t.Helper()

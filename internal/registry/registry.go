@@ -79,7 +79,7 @@ type Registry struct {
 	log             *slog.Logger
 	metrics         *metrics
 	saver           *saver
-	allocator       Allocator // nil: no resource makes room for another
+	neighbours      Neighbours // of Run
 	server          *registrationServer
 	registerTimeout time.Duration
 	lastPause       time.Duration // of a link that dials back
@@ -93,7 +93,6 @@ type Registry struct {
 
 	common      *directory
 	tree        *plugindir.Tree // nil: no pod has a directory of its own
-	accounts    ServiceAccounts // nil: none is known
 	directories broadcaster     // a directory, or the pod of a resource, has changed
 
 	work sync.WaitGroup // all goroutines that Run waits for
@@ -205,10 +204,16 @@ func (c Config) mustBeComplete() {
 	}
 }
 
+// Neighbours are what a Registry asks while it runs. They may be nil.
+type Neighbours struct {
+	Allocator Allocator       // lets new resources replace resources that are Lost and not in use; nil: none is replaced
+	Accounts  ServiceAccounts // nil: no service account is known
+}
+
 // Run serves registrations, follows plugins and calls them until ctx ends, or until kubelet.sock cannot be served. When it returns,
 // all its goroutines have ended and all records are saved. Call it once.
-func (r *Registry) Run(ctx context.Context) error {
-	if err := r.begin(); err != nil {
+func (r *Registry) Run(ctx context.Context, with Neighbours) error {
+	if err := r.begin(with); err != nil {
 		return err
 	}
 	saving, endSaving := context.WithCancel(context.WithoutCancel(ctx))
@@ -231,7 +236,7 @@ func (r *Registry) Run(ctx context.Context) error {
 }
 
 // begin listens, unless Listen was called, and starts the registrations of recorded plugins.
-func (r *Registry) begin() error {
+func (r *Registry) begin(with Neighbours) error {
 	r.mu.Lock()
 	again, listening := r.running, r.common.listener != nil
 	r.mu.Unlock()
@@ -245,7 +250,7 @@ func (r *Registry) begin() error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.running = true
+	r.running, r.neighbours = true, with
 	r.common.startLocked()
 	for _, d := range r.own {
 		if d.leaving {

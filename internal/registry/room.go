@@ -17,10 +17,6 @@ type Allocator interface {
 	Forget(device.ResourceName) (lifted []device.Cordon, err error)
 }
 
-// MakeRoomWith lets new resources replace resources that are Lost and not in use. Call it before Run. Without it none is
-// replaced.
-func (r *Registry) MakeRoomWith(l Allocator) { r.allocator = l }
-
 // makeRoom forgets the resource that has been Lost for the longest time, among those that no pod has or requests and that have
 // no cordoned device: an operator who cordons a device expects the plugin back. A busy device is its ended pod's, and keeps the resource.
 // Resources with suspended devices come last: their suspensions would be forgotten too. It reports whether it forgot one.
@@ -36,7 +32,7 @@ func (r *Registry) makeRoom(forResource device.ResourceName) bool {
 		}
 	}
 	for _, lost := range append(candidates, suspended...) {
-		_, err := r.allocator.Forget(lost.resource)
+		_, err := r.neighbours.Allocator.Forget(lost.resource)
 		switch {
 		case err == nil:
 			r.log.Warn("lost resource forgotten for another", "resource", lost.resource, "for", forResource,
@@ -52,7 +48,7 @@ func (r *Registry) makeRoom(forResource device.ResourceName) bool {
 
 // outOfService reports whether an operator has cordoned a device of a resource, and whether one is suspended.
 func (r *Registry) outOfService(resource device.ResourceName) (cordoned, suspended bool) {
-	devices, _ := r.allocator.Devices(resource)
+	devices, _ := r.neighbours.Allocator.Devices(resource)
 	for _, d := range devices {
 		if d.Cordon != nil {
 			cordoned, suspended = cordoned || !d.Cordon.Suspended, suspended || d.Cordon.Suspended
@@ -69,7 +65,7 @@ type lostResource struct {
 
 // lostResources returns the resources that are Lost and have no connected plugin, the longest lost first.
 func (r *Registry) lostResources() (all []lostResource) {
-	if r.allocator == nil {
+	if r.neighbours.Allocator == nil {
 		return nil
 	}
 	r.mu.Lock()

@@ -60,7 +60,7 @@ func (f *harness) directoryIn(namespace, name string) device.PluginDir {
 func TestRules_Registration(t *testing.T) {
 	t.Parallel()
 	f := prepare(t, ownDirs(socketDir(t)), rules(t, gpuRules, true))
-	f.AddServiceAccounts(accounts{"a": "plugins", "other": "default", "tenant": "plugins", "unknown": ""})
+	f.with.Accounts = accounts{"a": "plugins", "other": "default", "tenant": "plugins", "unknown": ""}
 	f.run()
 	plugintest.Start(t, f.directory("a").Sockets, gpu, plugintest.Devices(2)...)
 	f.eventually("the allowed one serves", f.servesNumber(2))
@@ -120,7 +120,7 @@ func TestRules_Report_RefusesNothing(t *testing.T) {
 func TestRules_Grant(t *testing.T) {
 	t.Parallel()
 	f := prepare(t, ownDirs(socketDir(t)), rules(t, gpuRules, true))
-	f.AddServiceAccounts(accounts{"a": "plugins"})
+	f.with.Accounts = accounts{"a": "plugins"}
 	f.run()
 	p := plugintest.New(t, f.directory("a").Sockets, gpu, plugintest.Devices(1)...)
 	answer := &plugintest.Answer{Envs: map[string]string{"GPU": "0", "LD_PRELOAD": "x"}}
@@ -163,7 +163,7 @@ func (l *latecomers) Fetch(context.Context, device.Pod) error {
 func TestRules_ServiceAccount_IsRead(t *testing.T) {
 	t.Parallel()
 	f := prepare(t, ownDirs(socketDir(t)), rules(t, gpuRules, true))
-	f.AddServiceAccounts(&latecomers{})
+	f.with.Accounts = &latecomers{}
 	f.run()
 	plugintest.Start(t, f.directory("a").Sockets, gpu, plugintest.Devices(1)...)
 	f.eventually("it serves", f.servesNumber(1))
@@ -179,7 +179,7 @@ func TestRules_RememberedPlugin(t *testing.T) {
 	plugins := socketDir(t)
 	sockets := socketDir(t)
 	f := prepare(t, ownDirs(plugins), at(sockets))
-	f.AddServiceAccounts(&latecomers{away: true})
+	f.with.Accounts = &latecomers{away: true}
 	f.run()
 	plugintest.Start(t, f.directory("a").Sockets, gpu, plugintest.Devices(1)...)
 	plugintest.Start(t, f.dir, "vendor.example/nic", plugintest.Devices(1)...)
@@ -191,7 +191,7 @@ func TestRules_RememberedPlugin(t *testing.T) {
 
 	late := &latecomers{away: true}
 	again := prepare(t, ownDirs(plugins), at(sockets), known(records[gpu], records["vendor.example/nic"]), rules(t, gpuRules, true))
-	again.AddServiceAccounts(late)
+	again.with.Accounts = late
 	again.run()
 	again.eventually("both are barred", func() bool {
 		o := again.Offers()

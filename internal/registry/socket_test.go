@@ -42,7 +42,7 @@ func TestListen_SecondDaemon_IsRefused(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(pid %d)", os.Getpid())) {
 		t.Errorf("err = %v, want the pid %d in it", err, os.Getpid())
 	}
-	if err := second.Run(t.Context()); err == nil {
+	if err := second.Run(t.Context(), registry.Neighbours{}); err == nil {
 		t.Error("a second Run serves while the first one does")
 	}
 	p := plugintest.Start(t, first.dir, gpu, plugintest.Devices(1)...) // the first one was not disturbed
@@ -227,7 +227,7 @@ func TestSocketAcceptsWhenSeen(t *testing.T) {
 		}
 		runCtx, stop := context.WithCancel(ctx)
 		stop()
-		if err := f.Run(runCtx); err != nil { // closes it
+		if err := f.Run(runCtx, f.with); err != nil { // closes it
 			t.Fatal(err)
 		}
 	}

@@ -62,7 +62,7 @@ func newRig(b *testing.B, devices int) *harness {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { plugins.Run(ctx) })
+	running.Go(func() { plugins.Run(ctx, registry.Neighbours{}) })
 	running.Go(func() { ledger.Run(ctx) })
 	b.Cleanup(func() {
 		stop()

@@ -368,7 +368,7 @@ func (p *Process) StartDevmgrd(m Machine, _ *none) error {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { plugins.Run(ctx) })
+	running.Go(func() { plugins.Run(ctx, registry.Neighbours{}) })
 	running.Go(func() { p.manager.node.ledger.Run(ctx) })
 	t.Cleanup(func() {
 		stop()

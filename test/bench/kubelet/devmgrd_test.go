@@ -60,7 +60,7 @@ func (p *Process) ServeDevmgrd(s Size, _ *none) error {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { plugins.Run(ctx) })
+	running.Go(func() { plugins.Run(ctx, registry.Neighbours{}) })
 	running.Go(func() { p.node.ledger.Run(ctx) })
 	t.Cleanup(func() {
 		stop()

@@ -1,4 +1,4 @@
-package daemon
+package dra
 
 import (
 	"fmt"
@@ -14,6 +14,10 @@ type plugins struct {
 	offers   map[device.ResourceName]device.Offer
 	revision uint64
 	reads    int
+}
+
+func offeringOf(most int, p *plugins, names ...string) *Offering {
+	return NewOffering(OfferingConfig{Offers: config.DRA{Resources: names}.Offers, Names: names, MaxDevices: most, Plugins: p})
 }
 
 func newPlugins() *plugins {
@@ -41,16 +45,16 @@ func (p *plugins) forget(r device.ResourceName) {
 func TestOffering_FirstListIsEmpty_ChangesNothing(t *testing.T) {
 	const gpu, nic device.ResourceName = "a.example/gpu", "a.example/nic"
 	p := newPlugins()
-	o := newOffering(config.DRA{Resources: []string{string(gpu)}, MaxDevices: 2}, p)
+	o := offeringOf(2, p, string(gpu))
 	expect := func(devices int, want bool) {
 		t.Helper()
 		p.list(gpu, devices)
 		p.list(nic, devices)
-		if got := o.claimed(gpu); got != want || o.claimed(nic) {
-			t.Errorf("with %d devices it is offered through claims: %v; another one: %v", devices, got, o.claimed(nic))
+		if got := o.Claimed(gpu); got != want || o.Claimed(nic) {
+			t.Errorf("with %d devices it is offered through claims: %v; another one: %v", devices, got, o.Claimed(nic))
 		}
-		if over := o.overMaxDevices(gpu); over > 0 == want || o.overMaxDevices(nic) > 0 {
-			t.Errorf("with %d devices it has more than %d; another one %d", devices, over, o.overMaxDevices(nic))
+		if over := o.OverMaxDevices(gpu); over > 0 == want || o.OverMaxDevices(nic) > 0 {
+			t.Errorf("with %d devices it has more than %d; another one %d", devices, over, o.OverMaxDevices(nic))
 		}
 	}
 	expect(0, true)
@@ -61,7 +65,7 @@ func TestOffering_FirstListIsEmpty_ChangesNothing(t *testing.T) {
 	expect(0, true)
 	expect(3, false)
 	p.forget(gpu)
-	if !o.claimed(gpu) {
+	if !o.Claimed(gpu) {
 		t.Error("the size of a forgotten resource is remembered")
 	}
 }
@@ -70,39 +74,39 @@ func TestOffering_FirstListIsEmpty_ChangesNothing(t *testing.T) {
 func TestOffering_ManyResourcesOfAPattern_PoolsHaveALimit(t *testing.T) {
 	const named, early device.ResourceName = "a.example/named", "vendor.example/early"
 	p := newPlugins()
-	o := newOffering(config.DRA{Resources: []string{"*", string(named)}, MaxDevices: 2048}, p)
+	o := offeringOf(2048, p, "*", string(named))
 	p.list(early, 2048)
-	if !o.claimed(early) {
+	if !o.Claimed(early) {
 		t.Error("the first resource is not offered")
 	}
 	claimed := 0
 	for i := range 255 {
 		junk := device.ResourceName(fmt.Sprint("junk.example/", i))
 		p.list(junk, 2048)
-		if o.claimed(junk) {
+		if o.Claimed(junk) {
 			claimed++
-		} else if o.overMaxDevices(junk) != 2048 {
+		} else if o.OverMaxDevices(junk) != 2048 {
 			t.Fatal("the limit is not reported")
 		}
 	}
-	if claimed != 7 || !o.claimed(early) {
-		t.Errorf("%d of the others are offered; the first %v", claimed, o.claimed(early))
+	if claimed != 7 || !o.Claimed(early) {
+		t.Errorf("%d of the others are offered; the first %v", claimed, o.Claimed(early))
 	}
 	p.list(named, 2048)
 	claimed = 0
 	for r := range p.offers {
-		if o.claimed(r) {
+		if o.Claimed(r) {
 			claimed++
 		}
 	}
-	if claimed != 8 || !o.claimed(named) {
-		t.Errorf("%d are offered with the named one: %v", claimed, o.claimed(named))
+	if claimed != 8 || !o.Claimed(named) {
+		t.Errorf("%d are offered with the named one: %v", claimed, o.Claimed(named))
 	}
 	for i := range 255 {
 		p.forget(device.ResourceName(fmt.Sprint("junk.example/", i)))
 	}
 	p.list("late.example/x", 2048)
-	if !o.claimed("late.example/x") {
+	if !o.Claimed("late.example/x") {
 		t.Error("resources that have been forgotten take places")
 	}
 }
@@ -111,14 +115,14 @@ func TestOffering_ManyResourcesOfAPattern_PoolsHaveALimit(t *testing.T) {
 // costs a reader nothing.
 func TestOffering_AskedForEachResource_ReadsTheListsOnce(t *testing.T) {
 	p := newPlugins()
-	o := newOffering(config.DRA{Resources: []string{"vendor.example/*"}, MaxDevices: 2048}, p)
+	o := offeringOf(2048, p, "vendor.example/*")
 	for change := range 3 {
 		for i := range 32 {
 			p.list(device.ResourceName(fmt.Sprint("vendor.example/", i)), 8)
 		}
 		p.reads = 0
 		for r := range p.offers {
-			if !o.claimed(r) || o.overMaxDevices(r) > 0 {
+			if !o.Claimed(r) || o.OverMaxDevices(r) > 0 {
 				t.Errorf("%s is not offered", r)
 			}
 		}
