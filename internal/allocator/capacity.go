@@ -7,7 +7,7 @@ import "github.com/devmgrd/devmgrd/internal/device"
 func (a *Allocator) hiddenFromSchedulerLocked(mirrored map[device.ResourceName]int) map[device.ResourceName]int {
 	hidden := map[device.ResourceName]int{}
 	for _, p := range a.locals {
-		if p.release != nil && p.release.Busy {
+		if p.departure.why != nil && p.departure.why.Busy {
 			continue // they do not count at all
 		}
 		for _, s := range device.Shares(p.assigned) {

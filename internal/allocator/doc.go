@@ -19,7 +19,7 @@
 //	            same devices, or plan again                             regrant.go
 //	Drop        the pod has ended or is gone from the API server        pod.go
 //	release     when the devices are proved free: first on disk, then
-//	            in memory                                               writer.go, audit.go, release.go
+//	            in memory                                               departure.go, writer.go
 //
 // The life cycle of a pod:
 //
@@ -48,7 +48,7 @@
 // that a container has by its annotation, and that the state file does not assign, are quarantined for its pod (package holdings).
 //
 // A pod's devices are released when the pod has left the API server, the runtime has no container of it, the host has no process
-// of it, and the Releaser has proved what else is required (prove in audit.go, release.go, due in writer.go).
+// of it, and the Releaser has proved what else is required: departure.go has the stages of that.
 //
 // A pod that cannot have its devices waits with a reason, and is planned again when something that concerns it changes,
 // oldest first. A pod that fits does not wait for an older one that does not. A failed call of a plugin is retried after a

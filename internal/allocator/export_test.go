@@ -227,11 +227,11 @@ func (a *Allocator) PodByUID(uid device.PodUID) device.PodStatus {
 
 // ReleasedAfter returns the pods that writePending would release, if something happens between the proof and the commit.
 func (a *Allocator) ReleasedAfter(between func()) (all []string) {
-	shown := a.prove()
+	found := a.depart()
 	between()
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
-	_, forget, _ := a.due(shown)
+	_, forget, _ := a.due(found)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, p := range forget {

@@ -92,7 +92,7 @@ func (a *Allocator) enterLocked(p *pod, next phase) {
 		a.usedLocked(p)
 		a.requestLocked(p.demand, 1)
 	case before.active && !now.active:
-		p.droppedAt = time.Now()
+		p.departure.ended = time.Now()
 		a.passFailuresLocked(p)
 		a.requestLocked(p.demand, -1)
 	case next != absent:

@@ -11,25 +11,16 @@ import (
 
 // A pod is the allocator's state of one pod. Allocator.mu guards it.
 type pod struct {
-	demand        device.PodDemand
-	newDemand     *device.PodDemand   // while allocating: its current demand, if it has changed
-	bound         time.Time           // when the allocator first heard of the pod
-	runtimeKnows  bool                // a static pod reported by the runtime: the API does not affect it
-	lastSeen      time.Time           // if runtimeKnows: when it was bound, or its last container ended, whichever was later
-	saved         bool                // in the state file, possibly with another demand
-	recalled      bool                // from the state file, and not reported since: it may have ended
-	droppedAt     time.Time           // when it was last dropped
-	releaseAt     time.Time           // earliest time of its removal
-	release       *device.Release     // if ended: why its devices are not free yet; nil: not known
-	proving       []device.Assignment // if ended: what has to be proved first, as last said to the Releaser
-	releaseFailed string              // why release.command has failed for its devices
-	failureSaved  bool                // the record on disk has such a failure
-	accepted      bool                // its devices are released without further proof
-	uses          int                 // how often the pod came back, or got a container after its end
-	vacated       bool                // the host has shown no process of it since the runtime's last container of it ended
-	processChecks int                 // how often the host has shown processes of it since it was dropped
-	assigned      []device.Assignment
-	doubt         holdings.Hold // devices of a failed commit, or of a record that contradicts another; nil: no doubt
+	demand       device.PodDemand
+	newDemand    *device.PodDemand // while allocating: its current demand, if it has changed
+	bound        time.Time         // when the allocator first heard of the pod
+	runtimeKnows bool              // a static pod reported by the runtime: the API does not affect it
+	lastSeen     time.Time         // if runtimeKnows: when it was bound, or its last container ended, whichever was later
+	saved        bool              // in the state file, possibly with another demand
+	recalled     bool              // from the state file, and not reported since: it may have ended
+	departure    departure
+	assigned     []device.Assignment
+	doubt        holdings.Hold // devices of a failed commit, or of a record that contradicts another; nil: no doubt
 
 	phase    phase
 	done     chan struct{} // closed at the end of an attempt; nil: there is none
@@ -56,7 +47,7 @@ type pod struct {
 
 // record returns the state file's record of a pod.
 func (p *pod) record() device.PodRecord {
-	return device.PodRecord{Demand: p.demand, Assignments: p.assigned, Since: p.since, Reason: p.sinceFor, Stall: p.stall, ReleaseFailed: p.releaseFailed}
+	return device.PodRecord{Demand: p.demand, Assignments: p.assigned, Since: p.since, Reason: p.sinceFor, Stall: p.stall, ReleaseFailed: p.departure.failed}
 }
 
 // complete reports whether each container has its devices.
@@ -175,7 +166,7 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		a.admitLocked(p)
 		return
 	}
-	if p.releaseFailed != "" {
+	if p.departure.failed != "" {
 		a.usedLocked(p) // it was only away
 	}
 	if p.recalled {
@@ -304,7 +295,7 @@ func (a *Allocator) dropLocked(p *pod) {
 	}
 }
 
-// endLocked ends a pod that is not in the API. It keeps its devices until they are released (writer.go).
+// endLocked ends a pod that is not in the API. It keeps its devices until they are free (departure.go).
 func (a *Allocator) endLocked(p *pod) {
 	if len(p.assigned) == 0 && !p.saved {
 		a.enterLocked(p, absent)
@@ -314,9 +305,9 @@ func (a *Allocator) endLocked(p *pod) {
 		a.enterLocked(p, ended)
 	}
 	p.wait, p.tries, p.retry, p.kept = device.Wait{}, 0, time.Time{}, nil
-	p.releaseAt, p.processChecks = time.Time{}, 0
+	p.departure.due, p.departure.alive = time.Time{}, 0
 	if p.demand.Local && a.runtimeSynced {
-		p.releaseAt = time.Now().Add(newSandbox)
+		p.departure.due = time.Now().Add(newSandbox)
 	}
 	a.scheduleWriteLocked(0)
 }

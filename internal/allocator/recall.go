@@ -48,5 +48,5 @@ func (a *Allocator) recallLocked(r device.PodRecord, c device.Conflict) {
 	default:
 		a.settleLocked(p)
 	}
-	p.releaseFailed, p.failureSaved = r.ReleaseFailed, r.ReleaseFailed != "" // it counts when the API server reports that the pod has ended
+	p.departure.failed, p.departure.recorded = r.ReleaseFailed, r.ReleaseFailed != "" // it counts when the API server reports that the pod has ended
 }

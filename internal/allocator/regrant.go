@@ -126,12 +126,9 @@ func (a *Allocator) withholdLocked(p *pod) {
 
 // moveLocked plans a pod again that has not run with its devices. The runtime may have containers of the pod that were
 // created and never started, as after a power cut. These containers have the devices that the pod releases, so they are
-// barred first, as in a release (writer.go).
+// barred first, as in a release (departure.go).
 func (a *Allocator) moveLocked(p *pod, why device.Wait) {
-	suspects := map[string]idle{}
-	for id, l := range a.running[p.demand.Pod.UID] {
-		suspects[id] = idle{l, p.demand.Pod.UID}
-	}
+	suspects := a.idleLocked(p.demand.Pod.UID)
 	if len(suspects) == 0 {
 		a.replanLocked(p, why)
 		return

@@ -230,17 +230,17 @@ func (a *Allocator) consumeLocked(p *pod, name string) {
 }
 
 // departureLocked returns what has to be proved before an ended pod's devices are released: all but the devices that another pod keeps, and the
-// nodes that the other pod has with them: where their grants differ, only this pod's names the rest. Of several pods that could leave together the first by UID proves it. vacant are the pods that could leave now. joined reports that another pod
+// nodes that the other pod has with them: where their grants differ, only this pod's names the rest. Of several pods that could leave together the first by UID proves it.  joined reports that another pod
 // may get the grant of one of these devices, so that the proof must not begin: its attempt, or its commit, has not been decided.
-func (a *Allocator) departureLocked(p *pod, vacant map[device.PodUID]bool) (d device.Departure, joined bool) {
-	d = device.Departure{Pod: p.demand.Pod, Assignments: p.assigned, Failed: p.releaseFailed}
+func (a *Allocator) departureLocked(p *pod) (d device.Departure, joined bool) {
+	d = device.Departure{Pod: p.demand.Pod, Assignments: p.assigned, Failed: p.departure.failed}
 	if !p.demand.Shares() {
 		return d, false
 	}
 	uid := p.demand.Pod.UID
 	keeps := func(other device.PodUID) bool {
 		q := a.pods[other]
-		return other != uid && q != nil && (q.active() || !vacant[other] || other < uid)
+		return other != uid && q != nil && (q.active() || q.departure.stage < quiet || other < uid)
 	}
 	kept := map[device.Cordon]bool{} // for all devices of a pod at once: a claim may have many, and many pods
 	isKept := func(r device.ResourceName, id device.ID) bool {
@@ -312,15 +312,15 @@ func without(g device.Grant, keeper *pod, r device.ResourceName, id device.ID) d
 	return g
 }
 
-// departsLocked reports whether an ended pod could leave now, and the proof in progress for it is about exactly what has to be proved.
-func (a *Allocator) departsLocked(p *pod, vacant map[device.PodUID]bool) bool {
-	d, joined := a.departureLocked(p, vacant)
+// stillProvedLocked reports whether the proof for an ended pod was about exactly what has to be proved now.
+func (a *Allocator) stillProvedLocked(p *pod) bool {
+	d, joined := a.departureLocked(p)
 	return !joined && p.proves(d)
 }
 
 // proves reports whether the proof in progress for an ended pod is about exactly these devices.
 func (p *pod) proves(d device.Departure) bool {
-	return maps.EqualFunc(holdings.HoldOf(p.proving), holdings.HoldOf(d.Assignments), slices.Equal)
+	return maps.EqualFunc(holdings.HoldOf(p.departure.proving), holdings.HoldOf(d.Assignments), slices.Equal)
 }
 
 // disturbLocked has the proofs begun again that are about devices that a pod has been assigned, and may use from now on.
@@ -329,7 +329,7 @@ func (a *Allocator) disturbLocked(p *pod) {
 		return
 	}
 	for _, q := range a.ended {
-		if q != p && sharesDevices(p, q.proving) {
+		if q != p && sharesDevices(p, q.departure.proving) {
 			a.unprovenLocked(q)
 			a.scheduleWriteLocked(0)
 		}

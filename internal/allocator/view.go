@@ -56,7 +56,7 @@ func (p *pod) status() device.PodStatus {
 	s := device.PodStatus{PodAllocation: p.allocation, Since: p.bound, Demands: p.demand.Demands}
 	switch {
 	case !p.active():
-		s.State, s.Since, s.Release = device.Unknown, p.droppedAt, p.release
+		s.State, s.Since, s.Release = device.Unknown, p.departure.ended, p.departure.why
 	case len(p.demand.Demands) == 0:
 		s.State = device.NoDevices
 	case p.refused != nil && (p.phase != waiting || p.wait.Reason == p.refused.why.Reason):

@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/loops"
@@ -14,13 +13,8 @@ const (
 	// saveDelay is how long devmgrd gathers pods that need no commit of their own before it writes them together.
 	// These records keep the pods known over a restart while the API server is away.
 	saveDelay = time.Second
-	// idleGrace is how long after a pod's end a container that has not been started keeps its devices. A kubelet
-	// starts a container right after its creation, and starts none of a pod that is gone.
-	idleGrace = 30 * time.Second
 	// writeRetry is the pause before a failed write of the state file is retried.
 	writeRetry = time.Second
-	// firstProcessCheck and lastProcessCheck are the shortest and the longest pause between checks for processes of an ended pod.
-	firstProcessCheck, lastProcessCheck = 100 * time.Millisecond, 5 * time.Second
 )
 
 // saveLaterLocked schedules a write of a pod's record within saveDelay.
@@ -67,10 +61,10 @@ func (a *Allocator) writeLoop(ctx context.Context) {
 // writePending writes all due records in one commit. A pod's devices become free only after the commit: if they were assigned
 // earlier, a crash could leave them with two pods.
 func (a *Allocator) writePending() {
-	shown := a.prove()
+	found := a.depart()
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
-	save, forget, records := a.due(shown)
+	save, forget, records := a.due(found)
 	if len(save)+len(forget) == 0 {
 		return
 	}
@@ -79,29 +73,15 @@ func (a *Allocator) writePending() {
 }
 
 // due returns the pods to write with their records, and the pods to forget, and removes them from the lists.
-func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodRecord) {
+func (a *Allocator) due(found evidence) (save, forget []*pod, records []device.PodRecord) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.releaseLeftoversLocked(shown)
-	for uid, p := range a.ended {
-		if len(p.assigned) > 0 {
-			switch wait, vacant := a.vacantLocked(p); {
-			case !vacant:
-				continue
-			case wait > 0:
-				a.scheduleWriteLocked(wait)
-				continue
-			case shown.pending[uid] && p.uses == shown.uses[uid]:
-				continue
-			case a.releaser != nil && a.releaser.Running(uid):
-				continue // its end reports a change; a pod that shares the devices waits for it
-			case p.uses != shown.uses[uid] || !shown.vacant[uid] || !a.departsLocked(p, shown.able) || !a.running[uid].Bar(shown.idle):
-				a.scheduleWriteLocked(0) // a container was started, listed or stopped since the host was asked, or another pod has left a device
-				continue
-			}
+	a.releaseLeftoversLocked(found)
+	for _, p := range a.ended {
+		if a.departedLocked(p, found) {
+			a.enterLocked(p, forgetting)
+			forget = append(forget, p)
 		}
-		a.enterLocked(p, forgetting)
-		forget = append(forget, p)
 	}
 	for uid, p := range a.unsaved {
 		if p.phase == allocating || p.phase == abandoned {
@@ -111,29 +91,17 @@ func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodR
 			continue // the record is evidence until the runtime has listed its containers; syncLocked schedules the write
 		}
 		delete(a.unsaved, uid)
-		if p.active() || p.phase == ended && (p.releaseFailed != "" || p.failureSaved) {
+		if p.active() || p.phase == ended && (p.departure.failed != "" || p.departure.recorded) {
 			p.saved = true // a pod that ends during the write has to be forgotten again
 			save = append(save, p)
-			p.failureSaved = p.releaseFailed != ""
+			p.departure.recorded = p.departure.failed != ""
 			records = append(records, p.record())
 		}
 	}
 	return save, forget, records
 }
 
-// vacantLocked reports whether the runtime has no container of a pod, or only idle ones, and how long the release of the pod's
-// devices still has to wait.
-func (a *Allocator) vacantLocked(p *pod) (wait time.Duration, vacant bool) {
-	containers := a.running[p.demand.Pod.UID]
-	if !a.runtimeSynced || containers.MayRun() {
-		return 0, false
-	}
-	if at := p.droppedAt.Add(idleGrace); len(containers) > 0 && at.After(p.releaseAt) {
-		p.releaseAt = at
-	}
-	return time.Until(p.releaseAt), true
-}
-
+// written carries on with pods whose records have been written or not.
 func (a *Allocator) written(save, forget []*pod, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -172,36 +140,4 @@ func (a *Allocator) written(save, forget []*pod, err error) {
 		}
 	}
 	a.storeErr = err != nil
-}
-
-// releasedLocked frees the devices of a pod that the state file has forgotten.
-func (a *Allocator) releasedLocked(p *pod) {
-	uid := p.demand.Pod.UID
-	held := holdings.HoldOf(p.assigned)
-	a.table.Free(uid, held)
-	for r := range held {
-		a.wakeLocked(r, false)
-	}
-	if len(p.assigned) > 0 {
-		a.log.Info("devices released", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned))
-		if p.release != nil && p.release.Busy {
-			why := "they are proved free"
-			if p.accepted {
-				why = "an operator has said so"
-			}
-			a.journal(device.VerbFree, why, namesOf(p.assigned)...)
-		}
-	}
-	if a.releaser != nil {
-		a.releaser.Forget(uid)
-	}
-	p.assigned, p.preparations, p.saved = nil, nil, false
-	p.release, p.proving, p.vacated, p.accepted, p.releaseFailed, p.failureSaved = nil, nil, false, false, "", false
-	a.changedLocked()
-	if p.phase == forgetting {
-		a.enterLocked(p, absent)
-		return
-	}
-	a.publishLocked(p)
-	a.admitLocked(p) // it is back in the API, and starts again
 }
