@@ -28,7 +28,7 @@ func (d *daemon) addCluster() error {
 		KubeletDir: c.Plugins.KubeletDir, Log: log, Metrics: d.metrics,
 	}
 	all := pods.Config{
-		NodeName: c.NodeName, Client: d.api, Sink: d.devices, Present: d.present.Has,
+		NodeName: c.NodeName, Client: d.api, Sink: d.devices, Runtime: d.present,
 		Ignored: c.Plugins.IgnoredResources, Selectors: c.Allocation.Selectors, Log: d.logFor("pods"),
 	}
 	if served, lost := usesClaims(c, d.known, d.stateFile, d.logFor("dra")); served {

@@ -43,7 +43,7 @@ func (d *daemon) addCore() error {
 		Log:                d.logFor("registry"),
 		Metrics:            d.metrics,
 	})
-	d.present = new(nri.Presence)
+	d.present = nri.NewPresence()
 	journal := history.NewJournal(d.historyFile, d.logFor("history"))
 	d.gate = reclaimGate(c.Release, pluginOf(d.plugins.Registrations), d.present, d.logFor("release"), d.metrics)
 	d.devices = allocator.New(allocator.Config{

@@ -84,8 +84,9 @@ func (p *plugin) admit(ctx context.Context, adj *api.ContainerAdjustment, id dev
 		return foreignClaims(ctr) // no annotation, no demand
 	}
 	st, err := p.claim(ctx, id, c, !local)
+	no, _ := errors.AsType[*device.Refusal](err)
 	switch {
-	case err != nil && !fromAPI(pod):
+	case err != nil && !fromAPI(pod) && no != nil && no.Reason == device.UnknownPod:
 		return foreignClaims(ctr) // a static pod without a mirror: it may be the API server itself
 	case err != nil:
 		return err
@@ -99,7 +100,7 @@ func (p *plugin) admit(ctx context.Context, adj *api.ContainerAdjustment, id dev
 	case device.Ready:
 		if err := p.inject(ctx, adj, id, st, pod, ctr); err != nil {
 			p.allocator.Unclaim(c)
-			if no := (*device.Refusal)(nil); errors.As(err, &no) {
+			if no, is := errors.AsType[*device.Refusal](err); is {
 				hangs := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 				lapsed := no.Reason == device.HostDeviceMissing && !hangs || errors.Is(err, errLapsed)
 				p.allocator.Refused(c.Container, device.Wait{Reason: no.Reason, Message: device.ClipTo(err.Error(), maxError)}, lapsed)

@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // Local pods are those of which the runtime tells, and not the API server: static pods, and all pods where there is no
@@ -139,8 +140,19 @@ func (p *plugin) leave(event string, pod *api.PodSandbox) error {
 
 // sandboxes are sandboxes by their pods' UIDs.
 type sandboxes struct {
-	mu  sync.Mutex
-	ids map[string]map[string]string // by the sandbox's ID the file of its network namespace; empty: it has the host's, or the file is not known
+	changed chan struct{} // size one: of static pods, or all; nil: no one waits for it
+
+	mu     sync.Mutex
+	ids    map[string]map[string]string // by the sandbox's ID the file of its network namespace; empty: it has the host's, or the file is not known
+	named  map[string]namedPod          // those of them whose sandboxes the runtime has shown
+	listed bool                         // replace has been called
+}
+
+// A namedPod is what a pod's sandbox says of it.
+type namedPod struct {
+	device.Pod
+	static bool // the kubelet has it from another source than the API server
+	local  bool // it has the annotation with the requests
 }
 
 func (s *sandboxes) add(pod *api.PodSandbox) {
@@ -151,6 +163,25 @@ func (s *sandboxes) add(pod *api.PodSandbox) {
 		}
 	}
 	s.addID(pod.GetUid(), pod.GetId(), network)
+	static := !fromAPI(pod)
+	s.mu.Lock()
+	if s.named == nil {
+		s.named = map[string]namedPod{}
+	}
+	s.named[pod.GetUid()] = namedPod{identity(pod), static, pod.GetAnnotations()[resourcesKey] != ""}
+	s.mu.Unlock()
+	if static {
+		loops.Signal(s.changed)
+	}
+}
+
+// static reports what Presence.Static does. A sandbox of which only the UID is known may be any pod's.
+func (s *sandboxes) static(pod device.Pod) (shown, local, listed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	of, known := s.named[string(pod.UID)]
+	shown = known && of.static && of.Pod == pod || !known && len(s.ids[string(pod.UID)]) > 0
+	return shown, of.local, s.listed
 }
 
 func (s *sandboxes) addID(uid, id, network string) {
@@ -187,7 +218,8 @@ func (s *sandboxes) has(uid device.PodUID) bool {
 func (s *sandboxes) replace(by *sandboxes) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ids = by.ids
+	s.ids, s.named, s.listed = by.ids, by.named, true
+	loops.Signal(s.changed)
 }
 
 // remove removes a sandbox and reports whether it was the pod's last one.
@@ -203,5 +235,6 @@ func (s *sandboxes) remove(pod *api.PodSandbox) bool {
 		return false
 	}
 	delete(s.ids, pod.GetUid())
+	delete(s.named, pod.GetUid())
 	return true
 }

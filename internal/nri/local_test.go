@@ -3,6 +3,7 @@ package nri
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"math"
 	"reflect"
@@ -260,4 +261,66 @@ func TestNetworks_EachWay_AreKnown(t *testing.T) {
 		t.Fatal(err)
 	}
 	has("/run/netns/c")
+}
+
+// What the runtime shows of static pods, by which their mirror pods count.
+func TestPresence_StaticPods(t *testing.T) {
+	t.Parallel()
+	shown := NewPresence()
+	p, _ := newPlugin(t)
+	p.present = &shown.sandboxes
+	is := func(pod device.Pod, want string) {
+		t.Helper()
+		s, local, listed := shown.Static(pod)
+		if got := fmt.Sprint(s, local, listed); got != want {
+			t.Errorf("%v: shown, local, listed are %s, want %s", pod, got, want)
+		}
+	}
+	own := device.Pod{UID: "hash", Namespace: "ns", Name: "pod"}
+	is(own, "false false false")
+	plain, other := static("s2"), static("s3")
+	plain.Uid, plain.Name, plain.Annotations = "hash2", "pod2", map[string]string{sourceKey: "file"}
+	other.Uid, other.Name, other.Annotations = "uid3", "pod3", map[string]string{sourceKey: sourceAPI}
+	listed, unreachable := container(), container()
+	listed.PodSandboxId = "s1"
+	unreachable.PodSandboxId, unreachable.Id, unreachable.Labels = "s9", "c9", map[string]string{"io.kubernetes.pod.uid": "hash9"}
+	if _, err := p.Synchronize(context.Background(), []*api.PodSandbox{static("s1"), other}, []*api.Container{listed, unreachable}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-shown.Changed():
+	default:
+		t.Error("a list is no change")
+	}
+	is(own, "true true true")
+	is(device.Pod{UID: "hash", Namespace: "evil", Name: "pod"}, "false true true")
+	is(device.Pod{UID: "uid3", Namespace: "ns", Name: "pod3"}, "false false true")
+	is(device.Pod{UID: "hash9", Namespace: "ns", Name: "any"}, "true false true") // the runtime has left out its sandbox
+	second := device.Pod{UID: "hash2", Namespace: "ns", Name: "pod2"}
+	is(second, "false false true")
+	if err := p.RunPodSandbox(context.Background(), plain); err != nil {
+		t.Fatal(err)
+	}
+	is(second, "true false true")
+	select {
+	case <-shown.Changed():
+	default:
+		t.Error("a sandbox is no change")
+	}
+	if err := p.RemovePodSandbox(context.Background(), plain); err != nil {
+		t.Fatal(err)
+	}
+	is(second, "false false true")
+}
+
+// There is no room for the mirror of a static pod: its container does not start without its devices.
+func TestStaticPod_MirrorIsRefused_ContainerWaits(t *testing.T) {
+	t.Parallel()
+	p, w := newPlugin(t)
+	w.fetch = func(context.Context) error { return device.Refuse(device.PodTooLarge, nil, "no room") }
+	s := sandbox()
+	s.Annotations = map[string]string{sourceKey: "file"}
+	if _, _, err := p.CreateContainer(context.Background(), s, container()); err == nil || !strings.Contains(err.Error(), "no room") {
+		t.Errorf("CreateContainer: %v", err)
+	}
 }

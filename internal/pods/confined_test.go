@@ -53,7 +53,7 @@ func TestStore_DeletedByForce_StaysConfinedWhileItRuns(t *testing.T) {
 	t.Parallel()
 	runs := map[device.PodUID]bool{"a": true, "b": true}
 	d := newDiary()
-	s := newStore(reader{}, d, func(uid device.PodUID) bool { return runs[uid] })
+	s := newStore(reader{}, d, &sandboxes{runs: runs})
 	free := at("b", 2)
 	free.Spec.HostPID = true
 	for _, p := range []*corev1.Pod{at("a", 1), free, at("never-ran", 3)} {

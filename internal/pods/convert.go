@@ -124,10 +124,10 @@ func mirrored(p *corev1.Pod) bool {
 var generated = regexp.MustCompile("^[0-9a-f]{32}$")
 
 // uid returns the UID by which the runtime knows the pod. A static pod's UID is a hash of its manifest, which the kubelet
-// writes on the mirror pod. Any user who may create pods can write there too, so uid accepts nothing else. If the runtime
-// reports the static pod, its mirror is a pod of its own.
+// writes on the mirror pod. Any user who may create pods can write there too, so uid accepts nothing else, and the store believes it if the runtime
+// shows that static pod. The API server lets no one change the annotation.
 func uid(p *corev1.Pod) device.PodUID {
-	if hash := p.Annotations[corev1.MirrorPodAnnotationKey]; generated.MatchString(hash) && p.Annotations[resourcesKey] == "" {
+	if hash := p.Annotations[corev1.MirrorPodAnnotationKey]; generated.MatchString(hash) {
 		return device.PodUID(hash)
 	}
 	return device.PodUID(p.UID)

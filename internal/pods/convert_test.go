@@ -134,7 +134,7 @@ func TestMirrors(t *testing.T) {
 		p.Annotations[resourcesKey] = "{}"
 		seen, _ = reader{}.pod(p)
 		gone, _, _ = reader{}.deleted(p)
-		if !seen.demand.Mirror || seen.demand.Pod.UID != "own" || gone != seen.demand.Pod {
+		if !seen.demand.Mirror || seen.demand.Pod.UID != want || gone != seen.demand.Pod {
 			t.Errorf("%q, and the runtime tells of it: the pod is %+v, and deleted %+v", says, seen, gone)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
@@ -35,11 +36,28 @@ type Config struct {
 	// Selectors has pods choose devices by their annotation devmgrd.io/devices.
 	Selectors bool
 	// Claims has demands name the containers' claims. The Sink finds the devices.
-	Claims bool
-	// Present reports whether the runtime has a pod; nil: it is not known to have any.
-	Present func(device.PodUID) bool
+	Claims  bool
+	Runtime Runtime // nil: nothing is known of it
 	Log     *slog.Logger
 }
+
+// A Runtime is what the container runtime shows of pods' sandboxes.
+type Runtime interface {
+	// Has reports whether the runtime has a pod.
+	Has(device.PodUID) bool
+	// Static reports whether the runtime has a static pod of that UID, namespace and name, and whether its own annotation has its requests. listed is false
+	// before the runtime has listed its sandboxes.
+	Static(device.Pod) (shown, local, listed bool)
+	// Changed has a value when Static may return something else.
+	Changed() <-chan struct{}
+}
+
+// unlisted is a runtime of which nothing is known.
+type unlisted struct{}
+
+func (unlisted) Has(device.PodUID) bool                        { return false }
+func (unlisted) Static(device.Pod) (shown, local, listed bool) { return false, false, false }
+func (unlisted) Changed() <-chan struct{}                      { return nil }
 
 // Pods follows the pods of this node.
 type Pods struct {
@@ -54,7 +72,7 @@ func New(cfg Config) *Pods {
 	if cfg.NodeName == "" || cfg.Client == nil || cfg.Sink == nil || cfg.Log == nil {
 		panic("pods: NodeName, Client, Sink and Log are required")
 	}
-	s := newStore(reader{ignoring(cfg.Ignored), cfg.Selectors, cfg.Claims}, cfg.Sink, cfg.Present)
+	s := newStore(reader{ignoring(cfg.Ignored), cfg.Selectors, cfg.Claims}, cfg.Sink, cfg.Runtime)
 	return &Pods{
 		node:   cfg.NodeName,
 		client: cfg.Client,
@@ -72,7 +90,12 @@ func New(cfg Config) *Pods {
 }
 
 // Run follows the pods until ctx ends, which is not an error.
-func (p *Pods) Run(ctx context.Context) error { return p.watch.Run(ctx) }
+func (p *Pods) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return p.watch.Run(ctx) })
+	group.Go(func() error { p.store.followRuntime(ctx); return nil })
+	return group.Wait()
+}
 
 // Check returns nil while the Sink is up to date, and otherwise the reason why it may not be.
 func (p *Pods) Check() error { return p.watch.Check() }

@@ -2,9 +2,12 @@ package pods
 
 import (
 	"cmp"
+	"context"
 	"maps"
 	"slices"
 	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
@@ -15,12 +18,14 @@ import (
 type store struct {
 	reader  reader
 	sink    Sink
-	present func(device.PodUID) bool // whether the runtime has the pod
+	runtime Runtime
 
-	mu      sync.Mutex // guards what follows; held while the Sink is called, never across I/O
-	pods    map[device.PodUID]entry
-	size    int                    // of all demands but those of mirror pods
-	mirrors int                    // of these
+	mu   sync.Mutex // guards what follows; held while the Sink is called, never across I/O
+	pods map[device.PodUID]entry
+	// held are pods that look like the mirrors of static pods that the runtime does not show: the Sink does not have them.
+	held    map[types.NamespacedName]entry
+	size    int                    // of all demands but those of mirrors
+	mirrors int                    // of pods that look like mirrors, until the runtime shows their static pods
 	left    map[device.PodUID]bool // pods that the watch has delivered and that there was no room for
 	// outlived are confined pods that the runtime has and the API server does not: they may have been deleted by force.
 	outlived map[device.PodUID]device.Pod
@@ -36,8 +41,10 @@ type entry struct {
 	account string
 	// confined: the pod has nothing of the host's.
 	confined bool
-	// mirror: it looks like a mirror pod.
-	mirror bool
+	// mirror: it looks like a mirror pod. shown: the runtime has shown its static pod, so the kubelet has made it.
+	mirror, shown bool
+	// counts is set while a list is read.
+	counts bool
 	// ahead is the version in which Fetch has read the pod; 0 once the watch has delivered it too.
 	ahead uint64
 }
@@ -46,11 +53,11 @@ func entryOf(seen podState) entry {
 	return entry{demand: seen.demand, account: seen.account, confined: seen.confined, mirror: seen.mirror}
 }
 
-func newStore(r reader, to Sink, present func(device.PodUID) bool) *store {
-	if present == nil {
-		present = func(device.PodUID) bool { return false }
+func newStore(r reader, to Sink, of Runtime) *store {
+	if of == nil {
+		of = unlisted{}
 	}
-	return &store{reader: r, sink: to, present: present, pods: map[device.PodUID]entry{}, left: map[device.PodUID]bool{}, outlived: map[device.PodUID]device.Pod{}}
+	return &store{reader: r, sink: to, runtime: of, pods: map[device.PodUID]entry{}, held: map[types.NamespacedName]entry{}, left: map[device.PodUID]bool{}, outlived: map[device.PodUID]device.Pod{}}
 }
 
 // Add receives a new pod from the watch.
@@ -66,36 +73,133 @@ func (s *store) Update(obj any) error {
 	defer s.mu.Unlock()
 	s.passed = max(s.passed, seen.version)
 	switch _, taken := s.hasLocked(seen.demand.Pod); {
-	case taken:
 	case seen.ended:
 		s.dropLocked(seen.demand.Pod)
+	case taken && !seen.mirror:
 	default:
-		s.bindLocked(seen, 0)
+		e := entryOf(seen)
+		if taken || !s.shownLocked(&e) {
+			s.holdLocked(e)
+			return nil
+		}
+		s.bindLocked(e)
 	}
 	return nil
 }
 
 // bindLocked takes a pod and reports it to the Sink. It returns false if there is no room for its demand.
-func (s *store) bindLocked(seen podState, ahead uint64) bool {
-	e := entryOf(seen)
-	e.ahead = ahead
+func (s *store) bindLocked(e entry) bool {
+	s.unholdLocked(e.demand.Pod)
+	was, known := s.pods[e.demand.Pod.UID]
 	taken := s.keepLocked(&e)
+	if known && was.demand.Mirror != e.demand.Mirror { // it is another one for the Sink
+		s.sink.Drop(e.demand.Pod.UID)
+	}
 	if taken {
 		s.sink.Bind(e.demand)
 	}
 	return taken
 }
 
+// Any user may create a pod that looks like a mirror pod, and keep it for as long as they like: the kubelet neither admits nor rejects it. So it counts
+// only once the runtime shows the static pod, by UID, namespace and name; until the runtime has listed its sandboxes, all count. What of the static pod's
+// requests the runtime itself reports is what that says: the mirror's owner may change the annotation.
+
+// shownLocked reports whether a pod counts.
+func (s *store) shownLocked(e *entry) bool {
+	if !e.mirror {
+		return true
+	}
+	was := s.pods[e.demand.Pod.UID]
+	shown, local, listed := s.runtime.Static(e.demand.Pod)
+	switch {
+	case was.shown: // its sandbox may be between two
+		e.shown, e.demand.Mirror = true, was.demand.Mirror
+	case shown:
+		e.shown, e.demand.Mirror = true, local
+	case was.demand.Pod == e.demand.Pod:
+		e.demand.Mirror = was.demand.Mirror
+	}
+	return e.shown || !listed
+}
+
+// holdLocked keeps a pod that does not count, if there is room.
+func (s *store) holdLocked(e entry) {
+	s.unholdLocked(e.demand.Pod)
+	if e.size = size(e.demand); s.mirrors+e.size > maxMirrorsSize {
+		s.left[e.demand.Pod.UID] = true
+		return
+	}
+	s.mirrors += e.size
+	s.held[keyOf(e.demand.Pod)] = e
+}
+
+// unholdLocked forgets a pod that does not count, if it is known.
+func (s *store) unholdLocked(pod device.Pod) {
+	if e, is := s.held[keyOf(pod)]; is && e.demand.Pod == pod {
+		s.mirrors -= e.size
+		delete(s.held, keyOf(pod))
+	}
+}
+
+func keyOf(pod device.Pod) types.NamespacedName {
+	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+}
+
+// followRuntime has mirror pods count or not as the runtime shows static pods, until ctx ends.
+func (s *store) followRuntime(ctx context.Context) {
+	for {
+		s.lookAtRuntime()
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.runtime.Changed():
+		}
+	}
+}
+
+func (s *store) lookAtRuntime() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for uid, e := range s.pods {
+		if !e.mirror || e.shown {
+			continue
+		}
+		if now := e; !s.shownLocked(&now) {
+			s.dropLocked(e.demand.Pod)
+			s.holdLocked(e)
+		} else if now.shown {
+			s.bindLocked(now)
+		} else {
+			s.pods[uid] = now
+		}
+	}
+	for _, e := range s.held {
+		s.countsLocked(e.demand.Pod)
+	}
+}
+
+// countsLocked binds a pod that has not counted so far and does now, and reports whether it is one.
+func (s *store) countsLocked(pod device.Pod) bool {
+	e, is := s.held[keyOf(pod)]
+	if _, taken := s.hasLocked(pod); !is || taken || e.demand.Pod != pod || !s.shownLocked(&e) {
+		return false
+	}
+	return s.bindLocked(e)
+}
+
 // keepLocked takes a pod, unless it requests devices and all pods' demands would take too much. Then it stays unknown: it is fetched again each
 // time that the runtime creates a container of it.
 func (s *store) keepLocked(e *entry) bool {
-	uid, sum, most := e.demand.Pod.UID, &s.size, maxPodsSize
-	if e.mirror {
-		sum, most = &s.mirrors, maxMirrorsSize
-	}
+	uid := e.demand.Pod.UID
 	was, known := s.pods[uid]
+	*s.sumLocked(was) -= was.size
 	e.size = size(e.demand)
-	switch full := *sum-was.size+e.size > most; {
+	most := maxPodsSize
+	if e.mirror {
+		most = maxMirrorsSize
+	}
+	switch full := !e.shown && *s.sumLocked(*e)+e.size > most; { // root writes static pods
 	case full && known && e.size > was.size: // an annotation has been changed
 		e.demand.Demands, e.demand.Containers, e.demand.Sidecars, e.size = was.demand.Demands, was.demand.Containers, was.demand.Sidecars, was.size
 	case full && !known && len(e.demand.Demands) > 0:
@@ -105,10 +209,18 @@ func (s *store) keepLocked(e *entry) bool {
 		e.demand.Containers, e.demand.Sidecars = nil, 0
 		e.size = size(e.demand)
 	}
-	*sum += e.size - was.size
+	*s.sumLocked(*e) += e.size
 	s.pods[uid] = *e
 	delete(s.left, uid)
 	return true
+}
+
+// sumLocked returns the sum in which a pod's demand counts.
+func (s *store) sumLocked(e entry) *int {
+	if e.mirror && !e.shown {
+		return &s.mirrors
+	}
+	return &s.size
 }
 
 // Delete receives the deletion of a pod from the watch.
@@ -129,6 +241,9 @@ func (s *store) Delete(obj any) error {
 			s.dropLocked(e.demand.Pod)
 		}
 	}
+	if e, is := s.held[keyOf(pod)]; is {
+		s.unholdLocked(e.demand.Pod)
+	}
 	return nil
 }
 
@@ -143,13 +258,10 @@ func (s *store) hasLocked(pod device.Pod) (has, taken bool) {
 // dropLocked forgets a pod, and reports it to the Sink if the store had it.
 func (s *store) dropLocked(pod device.Pod) {
 	delete(s.left, pod.UID)
+	s.unholdLocked(pod)
 	if has, _ := s.hasLocked(pod); has {
 		e := s.pods[pod.UID]
-		if e.mirror {
-			s.mirrors -= e.size
-		} else {
-			s.size -= e.size
-		}
+		*s.sumLocked(e) -= e.size
 		delete(s.pods, pod.UID)
 		s.outlivesLocked(e)
 		s.sink.Drop(pod.UID)
@@ -161,7 +273,7 @@ func (s *store) outlivesLocked(e entry) {
 	if e.confined {
 		s.outlived[e.demand.Pod.UID] = e.demand.Pod
 	}
-	maps.DeleteFunc(s.outlived, func(uid device.PodUID, _ device.Pod) bool { return !s.present(uid) })
+	maps.DeleteFunc(s.outlived, func(uid device.PodUID, _ device.Pod) bool { return !s.runtime.Has(uid) })
 }
 
 // Replace receives a full list. Pods that Fetch has read in a newer version than the list's stay. Those that are known come first, then those that the
@@ -189,10 +301,16 @@ func (s *store) Replace(list []any, version string) error {
 	slices.SortFunc(listed, func(a, b entry) int {
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.demand.Created.Compare(b.demand.Created), cmp.Compare(a.demand.Pod.Namespace, b.demand.Pod.Namespace), cmp.Compare(a.demand.Pod.Name, b.demand.Pod.Name))
 	})
-	s.pods, s.left, s.size, s.mirrors, s.passed = map[device.PodUID]entry{}, map[device.PodUID]bool{}, 0, 0, at
+	for i := range listed {
+		listed[i].counts = s.shownLocked(&listed[i])
+	}
+	s.pods, s.held, s.left, s.size, s.mirrors, s.passed = map[device.PodUID]entry{}, map[types.NamespacedName]entry{}, map[device.PodUID]bool{}, 0, 0, at
 	var demands []device.PodDemand
 	keep := func(e entry) {
-		if _, taken := s.pods[e.demand.Pod.UID]; !taken && s.keepLocked(&e) {
+		switch _, taken := s.pods[e.demand.Pod.UID]; {
+		case e.mirror && (taken || !e.counts):
+			s.holdLocked(e)
+		case !taken && s.keepLocked(&e):
 			demands = append(demands, e.demand)
 		}
 	}
@@ -229,7 +347,7 @@ func (s *store) knows(pod device.Pod) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	has, _ := s.hasLocked(pod)
-	return has
+	return has || s.countsLocked(pod)
 }
 
 // named returns the pod of that UID.
@@ -269,11 +387,13 @@ func (s *store) account(pod device.Pod) string {
 func (s *store) fetched(seen podState) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	e := entryOf(seen)
+	e.ahead = seen.version
 	switch has, taken := s.hasLocked(seen.demand.Pod); {
-	case has:
-	case taken, seen.version <= s.passed && !s.left[seen.demand.Pod.UID]:
+	case has, s.countsLocked(seen.demand.Pod):
+	case taken, seen.version <= s.passed && !s.left[seen.demand.Pod.UID], !s.shownLocked(&e):
 		return ErrNotFound
-	case !s.bindLocked(seen, seen.version):
+	case !s.bindLocked(e):
 		return device.Refuse(device.PodTooLarge, nil, "the requests of this node's pods take more than %d MiB together; the pod waits until others have ended", maxPodsSize>>20)
 	}
 	return nil

@@ -146,7 +146,7 @@ func TestStore(t *testing.T) {
 			list(10, at("a", 9, "local"))
 			s.Add(at("d", 11, "local"))
 			s.Delete(at("d", 12, "local"))
-		}, "replace a=,bind d=,drop d"},
+		}, "replace A=,bind D=,drop D"},
 		"mirror pods go by the runtime's UID": {func() {
 			list(10, at("a", 9, "mirror"))
 			s.Add(at("b", 11, "mirror"))
@@ -181,7 +181,7 @@ func TestStore(t *testing.T) {
 			d := newDiary()
 			s = newStore(reader{}, d, nil)
 			c.story()
-			want := strings.NewReplacer("A", hashOf("a"), "B", hashOf("b")).Replace(c.want)
+			want := strings.NewReplacer("A", hashOf("a"), "B", hashOf("b"), "D", hashOf("d")).Replace(c.want)
 			if got := strings.Join(d.said(), ","); got != want {
 				t.Errorf("got  %s\nwant %s", got, want)
 			}

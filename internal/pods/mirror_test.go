@@ -1,0 +1,177 @@
+package pods
+
+import (
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// sandboxes are what a container runtime shows.
+type sandboxes struct {
+	mu      sync.Mutex
+	runs    map[device.PodUID]bool
+	statics map[device.Pod]bool // with the annotation, or without
+	listed  bool
+	changed chan struct{}
+}
+
+func (r *sandboxes) Has(uid device.PodUID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.runs[uid]
+}
+
+func (r *sandboxes) Static(pod device.Pod) (shown, local, listed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	local, shown = r.statics[pod]
+	return shown, local, r.listed
+}
+
+func (r *sandboxes) Changed() <-chan struct{} { return r.changed }
+
+// list has the runtime list these static pods, named as at names them.
+func (r *sandboxes) list(local bool, names ...string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.statics, r.listed = map[device.Pod]bool{}, true
+	for _, name := range names {
+		r.statics[device.Pod{UID: device.PodUID(hashOf(name)), Namespace: "ns", Name: name}] = local
+	}
+}
+
+// A pod that looks like a mirror pod counts once the runtime shows its static pod, and as that says.
+func TestMirror_CountsWithItsStaticPod(t *testing.T) {
+	t.Parallel()
+	forge := func(name string, version int) *corev1.Pod { // of the static pod a
+		p := at("a", version, "mirror")
+		p.Namespace, p.Name, p.UID = "evil", name, "evil"
+		return p
+	}
+	for name, c := range map[string]struct {
+		story func(*store, *sandboxes)
+		want  string
+	}{
+		"forged":            {func(s *store, r *sandboxes) { r.list(false); s.Add(at("a", 11, "mirror")); s.lookAtRuntime() }, "replace"},
+		"forged, in a list": {func(s *store, r *sandboxes) { r.list(false); s.Replace([]any{at("a", 11, "mirror")}, "12") }, "replace,replace"},
+		"forged, without a hash": {func(s *store, r *sandboxes) {
+			r.list(false)
+			p := at("a", 11, "mirror")
+			p.Annotations[corev1.MirrorPodAnnotationKey] = "x"
+			s.Add(p)
+		}, "replace"},
+		"the static pod is made later": {func(s *store, r *sandboxes) {
+			r.list(false)
+			s.Add(at("a", 11, "mirror"))
+			r.list(false, "a")
+			s.lookAtRuntime()
+			s.Delete(at("a", 12, "mirror"))
+		}, "replace,bind A,drop A"},
+		"the static pod is made later, and its container is created at once": {func(s *store, r *sandboxes) {
+			r.list(false)
+			s.Add(at("a", 11, "mirror"))
+			r.list(false, "a")
+			seen, _ := s.reader.pod(at("a", 11, "mirror"))
+			if !s.knows(seen.demand.Pod) {
+				t.Error("the pod is not known")
+			}
+		}, "replace,bind A"},
+		"deleted before": {func(s *store, r *sandboxes) {
+			r.list(false)
+			s.Add(at("a", 11, "mirror"))
+			s.Delete(at("a", 12, "mirror"))
+			r.list(false, "a")
+			s.lookAtRuntime()
+		}, "replace"},
+		"its sandbox is made again": {func(s *store, r *sandboxes) {
+			r.list(false, "a")
+			s.Add(at("a", 11, "mirror"))
+			r.list(false)
+			s.lookAtRuntime()
+			s.Update(at("a", 12, "mirror"))
+		}, "replace,bind A,bind A"},
+		"before the runtime has listed": {func(s *store, r *sandboxes) {
+			s.Add(at("a", 11, "mirror"))
+			r.list(false, "a")
+			s.lookAtRuntime()
+		}, "replace,bind A,bind A"},
+		"forged, before the runtime has listed": {func(s *store, r *sandboxes) {
+			s.Add(at("b", 11, "mirror"))
+			r.list(false, "a")
+			s.lookAtRuntime()
+		}, "replace,bind B,drop B"},
+		"another claims its UID first": {func(s *store, r *sandboxes) {
+			s.Add(forge("x", 11))
+			s.Add(at("a", 12, "mirror"))
+			r.list(false, "a")
+			s.lookAtRuntime()
+			s.Delete(forge("x", 13))
+		}, "replace,bind A,drop A,bind A"},
+		"the runtime reports its requests": {func(s *store, r *sandboxes) { r.list(true, "a"); s.Add(at("a", 11, "mirror")) }, "replace,bind A="},
+		"its owner adds the annotation, and takes it away": {func(s *store, r *sandboxes) {
+			r.list(false, "a")
+			s.Add(at("a", 11, "mirror"))
+			s.Update(at("a", 12, "local"))
+			s.Delete(at("a", 13, "local"))
+			r.list(true, "b")
+			s.Add(at("b", 14, "local"))
+			s.Update(at("b", 15, "mirror"))
+			s.Delete(at("b", 16, "mirror"))
+		}, "replace,bind A,bind A,drop A,bind B=,bind B=,drop B"},
+		"its owner adds the annotation before the runtime has listed": {func(s *store, r *sandboxes) {
+			s.Add(at("a", 11, "mirror"))
+			s.Update(at("a", 12, "local"))
+			s.Delete(at("a", 13, "local"))
+		}, "replace,bind A,bind A,drop A"},
+		"the annotation was guessed wrong": {func(s *store, r *sandboxes) {
+			s.Add(at("a", 11, "local"))
+			r.list(false, "a")
+			s.lookAtRuntime()
+		}, "replace,bind A=,drop A,bind A"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, r := newDiary(), &sandboxes{}
+			s := newStore(reader{}, d, r)
+			s.Replace(nil, "10")
+			c.story(s, r)
+			want := strings.NewReplacer("A", hashOf("a"), "B", hashOf("b")).Replace(c.want)
+			if got := strings.Join(d.said(), ","); got != want {
+				t.Errorf("got  %s\nwant %s", got, want)
+			}
+			for _, e := range s.held {
+				s.mirrors -= e.size
+			}
+			for _, e := range s.pods {
+				*s.sumLocked(e) -= e.size
+			}
+			if s.mirrors != 0 || s.size != 0 {
+				t.Errorf("%d and %d bytes too many count", s.mirrors, s.size)
+			}
+		})
+	}
+}
+
+// Forged mirror pods take all the room that there is for them. A static pod is served.
+func TestMirror_ForgedOnesFillTheirRoom_StaticPodIsServed(t *testing.T) {
+	t.Parallel()
+	d, r := newDiary(), &sandboxes{}
+	r.list(false)
+	s := newStore(reader{}, d, r)
+	s.Replace(nil, "10")
+	fill(s, func(p *corev1.Pod) {
+		p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: hashOf(p.Name)}
+	})
+	s.Add(at("late", 1<<20, "mirror"))
+	if len(d.bound) > 0 || len(s.held) == 0 {
+		t.Errorf("%d forged pods are bound, %d are held", len(d.bound), len(s.held))
+	}
+	r.list(false, "late")
+	seen, _ := s.reader.pod(at("late", 1<<20, "mirror"))
+	if err := s.fetched(seen); err != nil || len(d.bound) != 1 {
+		t.Errorf("the static pod is not known: %v", err)
+	}
+}
