@@ -19,12 +19,12 @@ import (
 // Grants find what containers get by their claims, for CDI files: with them a container can be created while devmgrd is away.
 type Grants struct {
 	rules  Rules // nil: a plugin may grant anything
-	checks hostChecks
+	checks *hostChecks
 }
 
 // NewGrants returns Grants.
 func NewGrants(rules Rules, log *slog.Logger) *Grants {
-	return &Grants{rules: rules, checks: hostChecks{log: log}}
+	return &Grants{rules: rules, checks: newHostChecks(log)}
 }
 
 // runtimePaths are where runtimes and the kubelet mount something in each container.
@@ -104,7 +104,7 @@ func (g *Grants) add(ctx context.Context, may *permit, to *cdi.Grant, s device.S
 	}
 	var nodes []*specs.DeviceNode
 	for _, n := range grant.Nodes {
-		found, err := checkHost(ctx, &g.checks, "device", n.HostPath, func() (hostDevices, error) { return hostDevicesAt(n.HostPath) })
+		found, err := checkHost(ctx, g.checks, "device", n.HostPath, func() (hostDevices, error) { return hostDevicesAt(n.HostPath) })
 		if err == nil {
 			err = may.devices(n.HostPath, found)
 		}
@@ -131,7 +131,7 @@ func (g *Grants) add(ctx context.Context, may *permit, to *cdi.Grant, s device.S
 	slices.Reverse(nodes) // of those at one path the runtime takes the last, and plugins' first one wins; the permissions of all add up
 	to.Edits.DeviceNodes = append(to.Edits.DeviceNodes, nodes...)
 	if len(grant.CDI) > 0 {
-		lacks, err := checkHost(ctx, &g.checks, "files of CDI devices", strings.Join(grant.CDI, ", "), func() (string, error) { return cdiLacks(cdiDirs, grant.CDI), nil })
+		lacks, err := checkHost(ctx, g.checks, "files of CDI devices", strings.Join(grant.CDI, ", "), func() (string, error) { return cdiLacks(cdiDirs, grant.CDI), nil })
 		if err != nil {
 			return err
 		}
@@ -151,7 +151,7 @@ func (g *Grants) addMount(ctx context.Context, may *permit, to *cdi.Grant, m dev
 			return fmt.Errorf("it gets a mount at %s, which covers the runtime's %s", at, of)
 		}
 	}
-	from, err := source(ctx, &g.checks, may, m, fresh)
+	from, err := source(ctx, g.checks, may, m, fresh)
 	if err != nil {
 		return err
 	}

@@ -47,7 +47,8 @@ type Connection struct {
 	features      atomic.Pointer[features] // of the runtime; nil: it has not connected yet
 	first         sync.Once
 	synced        chan struct{} // closed when the runtime has listed all containers for the first time
-	hostChecks    hostChecks
+	hostChecks    *hostChecks
+	allowances    allowances
 	grants        *Grants
 	hooks         hooks
 	limit         time.Duration // startLimit
@@ -78,7 +79,7 @@ func New(c Config) *Connection {
 			panic("nri.New: Config." + name + " is missing")
 		}
 	}
-	n := &Connection{config: c, synced: make(chan struct{}), hostChecks: hostChecks{log: c.Log}, grants: NewGrants(c.Rules, c.Log), limit: startLimit, listLimit: listLimit}
+	n := &Connection{config: c, synced: make(chan struct{}), hostChecks: newHostChecks(c.Log), grants: NewGrants(c.Rules, c.Log), limit: startLimit, listLimit: listLimit}
 	n.metrics = newMetrics(c.Metrics, n.connected.Load, n.notRedirected.count)
 	return n
 }
@@ -192,7 +193,7 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	far := &progress{}
 	p := &plugin{
 		allocator: n.config.Allocator, runtime: n.config.Runtime, pods: n.config.Pods, notifier: n.config.Notifier, redirect: n.config.Redirect, dirs: n.config.Dirs, rules: n.config.Rules, grants: n.grants, claimFiles: n.config.Claims,
-		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, hostChecks: &n.hostChecks, hooks: &n.hooks, notRedirected: &n.notRedirected, present: &n.config.Presence.sandboxes, features: &n.features,
+		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, hostChecks: n.hostChecks, allowances: &n.allowances, hooks: &n.hooks, notRedirected: &n.notRedirected, present: &n.config.Presence.sandboxes, features: &n.features,
 		synced: func(report func()) {
 			reports.Lock()
 			defer reports.Unlock()

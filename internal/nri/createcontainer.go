@@ -34,7 +34,9 @@ func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 		defer p.claimFiles.Used(guarded...) // also if the container is refused
 	}
 	id, name := identity(pod), nameOf(ctr)
-	ctx, cancel := context.WithTimeout(ctx, budget(ctx))
+	began := time.Now()
+	defer func() { p.allowances.spend(id.Namespace, time.Since(began)) }()
+	ctx, cancel := context.WithTimeout(ctx, min(budget(ctx), max(p.allowances.left(id.Namespace), leastPatience)))
 	defer cancel()
 
 	adj = &api.ContainerAdjustment{}
@@ -152,7 +154,7 @@ func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id de
 	if err != nil {
 		return err
 	}
-	conflicts, err := adjust(ctx, p.hostChecks, may, own, st, ctr, *p.features.Load())
+	conflicts, err := adjust(ctx, p.hostChecks.of(id.Namespace), may, own, st, ctr, *p.features.Load())
 	if err != nil {
 		return err
 	}
@@ -184,7 +186,7 @@ func (p *plugin) claim(ctx context.Context, id device.Pod, c device.Running, may
 	if st.State != device.Busy {
 		return st, nil
 	}
-	patience := time.NewTimer(p.maxWait)
+	patience := time.NewTimer(min(p.maxWait, p.allowances.left(id.Namespace)))
 	defer patience.Stop()
 	for st.State == device.Busy {
 		select {

@@ -6,24 +6,46 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"sync"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// maxHostChecks bounds the sources that do not answer: each costs a thread. A node has fewer pods.
-const maxHostChecks = 256
+const (
+	// maxHostChecks bounds the sources that do not answer: each costs a thread. A node has fewer pods. maxOwnChecks bounds those of one owner.
+	maxHostChecks, maxOwnChecks = 256, 64
+	// hangs is how long a check is under way before its source counts as one that does not answer: no other caller waits for it.
+	hangs = 200 * time.Millisecond
+)
 
 // hostChecks are the host checks in progress by source, over all connections. If a file system hangs (a network's, a user's), the
 // thread that reads it hangs too. So each source has one check at a time, and further callers wait for its result: a pod whose
 // source hangs costs one thread, however often the kubelet retries it, and does not delay other pods.
 type hostChecks struct {
-	log      *slog.Logger
+	log   *slog.Logger
+	owner string // the namespace of the pods that they are for; empty: any
+	*sources
+}
+
+// sources are those that are being checked.
+type sources struct {
 	mu       sync.Mutex
 	underway map[string]*hostCheck
 }
 
+func newHostChecks(log *slog.Logger) *hostChecks {
+	return &hostChecks{log: log, sources: &sources{underway: map[string]*hostCheck{}}}
+}
+
+// of returns the same checks for pods of a namespace.
+func (l *hostChecks) of(namespace string) *hostChecks {
+	return &hostChecks{l.log, namespace, l.sources}
+}
+
 // A hostCheck is one read from the host. result is set when done is closed.
 type hostCheck struct {
+	owner string
+	began time.Time
 	done  chan struct{}
 	value any
 	err   error
@@ -31,10 +53,15 @@ type hostCheck struct {
 
 // checkHost returns f's result for a source on the host, or an error when ctx ends. The result must depend on the source alone.
 func checkHost[T any](ctx context.Context, l *hostChecks, what, source string, f func() (T, error)) (found T, err error) {
-	one := l.join(what+" "+source, func() (any, error) { return f() })
+	one, others := l.join(what+" "+source, func() (any, error) { return f() })
 	if one == nil {
 		return found, device.Refuse(device.HostDeviceMissing, nil,
-			"the %s %s cannot be checked: %d other sources on the host do not answer", what, source, maxHostChecks)
+			"the %s %s cannot be checked: %d other sources on the host do not answer", what, source, others)
+	}
+	if l.owner != "" && time.Since(one.began) > hangs {
+		closed, cancel := context.WithDeadline(ctx, one.began)
+		defer cancel()
+		ctx = closed
 	}
 	select {
 	case <-one.done:
@@ -47,20 +74,26 @@ func checkHost[T any](ctx context.Context, l *hostChecks, what, source string, f
 	return one.value.(T), nil
 }
 
-// join returns the check in progress for a source, or a new one, or nil if there are too many.
-func (l *hostChecks) join(source string, f func() (any, error)) *hostCheck {
+// join returns the check in progress for a source, or a new one, or nil if there are too many others, and their number.
+func (l *hostChecks) join(source string, f func() (any, error)) (one *hostCheck, others int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if one := l.underway[source]; one != nil {
-		return one
+		return one, 0
 	}
-	if len(l.underway) >= maxHostChecks {
-		return nil
+	own := 0
+	for _, other := range l.underway {
+		if other.owner == l.owner {
+			own++
+		}
 	}
-	one := &hostCheck{done: make(chan struct{})}
-	if l.underway == nil {
-		l.underway = map[string]*hostCheck{}
+	switch {
+	case len(l.underway) >= maxHostChecks:
+		return nil, maxHostChecks
+	case l.owner != "" && own >= maxOwnChecks:
+		return nil, own
 	}
+	one = &hostCheck{owner: l.owner, began: time.Now(), done: make(chan struct{})}
 	l.underway[source] = one
 	go func() { // ends when the host has answered
 		defer func() {
@@ -75,5 +108,5 @@ func (l *hostChecks) join(source string, f func() (any, error)) *hostCheck {
 		}()
 		one.value, one.err = f()
 	}()
-	return one
+	return one, 0
 }

@@ -13,16 +13,16 @@ import (
 )
 
 // HostNodes finds the host's device nodes of grants.
-type HostNodes struct{ checks hostChecks }
+type HostNodes struct{ checks *hostChecks }
 
 // NewHostNodes returns a HostNodes.
-func NewHostNodes(log *slog.Logger) *HostNodes { return &HostNodes{hostChecks{log: log}} }
+func NewHostNodes(log *slog.Logger) *HostNodes { return &HostNodes{newHostChecks(log)} }
 
 // Of returns the device nodes of a grant that exist now, without those that a CDI specification has for all of its devices. It fails if
 // the host's file system does not answer before ctx ends, and if no specification has a CDI device.
 func (h *HostNodes) Of(ctx context.Context, g device.Grant) (all []device.HostNode, err error) {
 	for _, n := range g.Nodes {
-		found, err := checkHost(ctx, &h.checks, "device", n.HostPath, func() (hostDevices, error) { return hostDevicesAt(n.HostPath) })
+		found, err := checkHost(ctx, h.checks, "device", n.HostPath, func() (hostDevices, error) { return hostDevicesAt(n.HostPath) })
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -36,13 +36,13 @@ func (h *HostNodes) Of(ctx context.Context, g device.Grant) (all []device.HostNo
 	if len(g.CDI) == 0 {
 		return all, nil
 	}
-	nodes, err := checkHost(ctx, &h.checks, "CDI specifications of", strings.Join(g.CDI, ", "), func() ([]cdiNode, error) { return cdiOwnNodes(cdiDirs, g.CDI) })
+	nodes, err := checkHost(ctx, h.checks, "CDI specifications of", strings.Join(g.CDI, ", "), func() ([]cdiNode, error) { return cdiOwnNodes(cdiDirs, g.CDI) })
 	if err != nil {
 		return nil, err
 	}
 	for _, n := range nodes {
 		path := cmp.Or(n.HostPath, n.Path)
-		found, err := checkHost(ctx, &h.checks, "device", path, func() (hostDevices, error) { return hostDevicesAt(path) })
+		found, err := checkHost(ctx, h.checks, "device", path, func() (hostDevices, error) { return hostDevicesAt(path) })
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:

@@ -106,6 +106,7 @@ type plugin struct {
 	metrics       *metrics
 	synced        func(report func()) // called at the end of Synchronize; calls report while the runtime is connected
 	hostChecks    *hostChecks
+	allowances    *allowances
 	hooks         *hooks
 	notRedirected *notRedirected
 	features      *atomic.Pointer[features] // of the runtime; set by Configure

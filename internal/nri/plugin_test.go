@@ -162,14 +162,14 @@ func newPlugin(t testing.TB) (*plugin, *harness) {
 	w := &harness{fetch: func(context.Context) error { return errors.New("the API server is away") }}
 	p := &plugin{present: &sandboxes{}, allocator: w, runtime: w, pods: w, notifier: w, redirect: &Redirect{From: "/k/device-plugins", To: "/d"}, dirs: w, maxWait: 100 * time.Millisecond,
 		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }, new(notRedirected).count),
-		hostChecks: newLooks(), hooks: &hooks{}, notRedirected: &notRedirected{}, features: new(atomic.Pointer[features]), grants: NewGrants(nil, slog.New(slog.DiscardHandler)), synced: func(report func()) { report() }}
+		hostChecks: newLooks(), allowances: &allowances{}, hooks: &hooks{}, notRedirected: &notRedirected{}, features: new(atomic.Pointer[features]), grants: NewGrants(nil, slog.New(slog.DiscardHandler)), synced: func(report func()) { report() }}
 	if _, err := p.Configure(context.Background(), "", "containerd", "v2.4.2"); err != nil {
 		t.Fatal(err)
 	}
 	return p, w
 }
 
-func newLooks() *hostChecks { return &hostChecks{log: slog.New(slog.DiscardHandler)} }
+func newLooks() *hostChecks { return newHostChecks(slog.New(slog.DiscardHandler)) }
 
 func sandbox() *api.PodSandbox {
 	return &api.PodSandbox{Id: "s", Uid: "uid", Namespace: "ns", Name: "pod", Annotations: map[string]string{sourceKey: sourceAPI}}

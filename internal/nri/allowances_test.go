@@ -1,0 +1,87 @@
+package nri
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// hang starts checks that never answer, until the test ends.
+func hang(t *testing.T, l *hostChecks, sources ...string) {
+	t.Helper()
+	block := make(chan struct{})
+	for _, s := range sources {
+		if one, _ := l.join("device "+s, func() (any, error) { <-block; return nil, nil }); one == nil {
+			t.Fatal("no check is begun")
+		}
+	}
+	t.Cleanup(func() { close(block) })
+}
+
+// holdUp has containers of a namespace created one after the other, and returns how long the runtime created no other.
+func holdUp(p *plugin, namespace string, n int) time.Duration {
+	began := time.Now()
+	for range n {
+		s := sandbox()
+		s.Namespace = namespace
+		_, _, _ = p.CreateContainer(context.Background(), s, container())
+	}
+	return time.Since(began)
+}
+
+// A container whose device node's file system has not answered for a while is refused at once, however often it is tried.
+func TestAllowance_SourceIsKnownToHang_HookDoesNotWait(t *testing.T) {
+	t.Parallel()
+	p, w := newPlugin(t)
+	hang(t, p.hostChecks.of("ns"), "/hung/gpu")
+	time.Sleep(hangs + time.Millisecond)
+	w.set(granted(device.Grant{Nodes: []device.Node{{HostPath: "/hung/gpu", ContainerPath: "/dev/x", Permissions: "rw"}}}))
+	if took := holdUp(p, "ns", 5); took > hookBudget {
+		t.Errorf("5 attempts took %v", took)
+	}
+}
+
+// A namespace's containers hold up the runtime for a second, and for a twentieth of the time after that; those of others wait as before.
+func TestAllowance_AllocationInFlight_NamespaceWaitsForItsShare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, w := newPlugin(t)
+		w.set(busy(make(chan struct{})))
+		if took := holdUp(p, "ns", 100); took > patienceBurst+p.maxWait+100*free {
+			t.Errorf("100 containers took %v", took)
+		}
+		if took := holdUp(p, "other", 1); took != p.maxWait {
+			t.Errorf("one of another namespace took %v", took)
+		}
+		time.Sleep(time.Minute)
+		if took := holdUp(p, "ns", 1); took != p.maxWait {
+			t.Errorf("a minute later it took %v", took)
+		}
+		time.Sleep(time.Minute)
+		p.allowances.spend("third", time.Second)
+		if len(p.allowances.of) != 1 {
+			t.Errorf("%d namespaces are remembered", len(p.allowances.of))
+		}
+	})
+}
+
+// The sources of one namespace that do not answer leave room for others'.
+func TestHostChecks_ManyOfANamespaceHang_OthersAreMade(t *testing.T) {
+	t.Parallel()
+	p, w := newPlugin(t)
+	var sources []string
+	for i := range maxOwnChecks {
+		sources = append(sources, fmt.Sprint("/hung/", i))
+	}
+	hang(t, p.hostChecks.of("evil"), sources...)
+	if one, others := p.hostChecks.of("evil").join("device /hung/more", nil); one != nil || others != maxOwnChecks {
+		t.Errorf("another one is checked; %d others hang", others)
+	}
+	w.set(granted(device.Grant{Nodes: []device.Node{{HostPath: "/dev/null", ContainerPath: "/dev/x", Permissions: "rw"}}}))
+	if _, _, err := p.CreateContainer(context.Background(), sandbox(), container()); err != nil {
+		t.Error(err)
+	}
+}
