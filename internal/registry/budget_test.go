@@ -76,3 +76,31 @@ func TestTotalBytes_LostResourceMakesRoom(t *testing.T) {
 		t.Error("the lost resource is still there")
 	}
 }
+
+// One plugin pod registers as many resources as it can, with as long lists as it can. There is room for other pods' plugins and the host's.
+func TestRoom_OnePodTakesAllItCan_OthersServe(t *testing.T) {
+	t.Parallel()
+	f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxResources, c.MaxTotalBytes = 8, 1<<20 },
+		known(device.PluginRecord{Resource: "lost.example/x", Endpoint: "gone.sock", Reported: true, Away: time.Now().Add(-time.Hour), Lost: true}))
+	f.with.Allocator = forgetful{f}
+	f.run()
+	greedy := f.directory("greedy").Sockets
+	for i := range 4 {
+		plugintest.Start(t, greedy, fmt.Sprintf("junk.example/%d", i), plugintest.Devices(1)...)
+	}
+	one := plugintest.New(t, greedy, "junk.example/more", plugintest.Devices(1)...)
+	one.Serve()
+	if err := one.Register(); err == nil || !strings.Contains(err.Error(), "pod kube-system/greedy has 4 resources already, half of plugins.maxResources") {
+		t.Errorf("a fifth resource: %v", err)
+	}
+	if _, there := f.Offers()["lost.example/x"]; !there {
+		t.Error("a lost resource was forgotten for it")
+	}
+	long := plugintest.Start(t, f.directory("second").Sockets, "long.example/x", longList(600)...)
+	f.eventually("its list is refused", func() bool {
+		return strings.Contains(f.Offers()["long.example/x"].LastError, "half of plugins.maxTotalBytes")
+	})
+	_ = long
+	plugintest.Start(t, f.dir, gpu, longList(500)...)
+	f.eventually("the host's plugin serves", f.servesNumber(500))
+}

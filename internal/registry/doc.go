@@ -76,7 +76,7 @@
 // shareddir, and dials the descriptor that it has checked. It replaces a file, link or directory at kubelet.sock and logs that; it
 // leaves alone a socket on which another process listens. If a process keeps removing kubelet.sock, the registry restores it 20
 // times at once, then once a second. A scan of a registry directory reads a limited number of files. A pause of 20 times its CPU time,
-// and of the time of the calls that it leads to, follows, 5 s at most: a plugin that changes a large directory all the time, or replaces
+// and of the time of the calls that it leads to, follows, 25 s at most: a plugin that changes a large directory all the time, or replaces
 // its sockets, delays the plugins of that directory alone.
 //
 // # Sockets and resources

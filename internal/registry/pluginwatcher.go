@@ -26,9 +26,12 @@ const (
 	maxWatchedSockets = 1024                  // that are called
 	maxFiles          = 16384                 // that are read, of all directories together
 	lull              = 20 * time.Millisecond // from the first event of a burst to the scan
-	callCost          = time.Millisecond / 2  // CPU time of a call that fails; one to a dead socket takes a fifth of it
+	callCost          = time.Millisecond      // CPU time of a call that fails, at most; one to a dead socket takes a tenth of it
 	idle              = 20                    // rest after a scan, as a multiple of its CPU time and its calls': a twentieth of one core
 	maxRest           = 5 * time.Second       // after a scan: the largest ones take about that
+	maxCallRest       = 20 * time.Second      // after one that leads to the most calls
+	retryRate         = 20                    // calls in a second that have failed before, of one directory
+	retryBurst        = 64                    // of these at once
 	warningBurst      = 32                    // lines about sockets of one directory; the other lines are for debugging
 	warningPause      = 10 * time.Second      // between two such lines later on
 )
@@ -41,6 +44,7 @@ type pluginWatcher struct {
 	sockets  map[string]*watchedSocket // by path
 	work     sync.WaitGroup            // Run of each socket
 	warnings *rate.Limiter             // about sockets
+	retries  *rate.Limiter             // of calls that have failed
 	rested   time.Time                 // no scan before: the plugins choose how many files there are, and how often these change
 	again    bool                      // the next scan calls the plugins that are not registered
 	started  bool                      // after the first scan
@@ -50,7 +54,7 @@ type pluginWatcher struct {
 func newPluginWatcher(d *directory) *pluginWatcher {
 	return &pluginWatcher{
 		registry: d.registry, of: d, dir: d.location.registry, sockets: make(map[string]*watchedSocket),
-		warnings: rate.NewLimiter(rate.Every(warningPause), warningBurst),
+		warnings: rate.NewLimiter(rate.Every(warningPause), warningBurst), retries: rate.NewLimiter(retryRate, retryBurst),
 	}
 }
 
@@ -118,7 +122,10 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 // look follows the sockets in the directory. On error nothing has changed.
 func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) error {
 	found, cost, err := w.measure(watch)
-	defer func() { w.rested = time.Now().Add(min(idle*cost, maxRest)) }()
+	called := 0
+	defer func() {
+		w.rested = time.Now().Add(min(idle*cost, maxRest) + min(idle*time.Duration(called)*callCost, maxCallRest))
+	}()
 	if err != nil {
 		return err
 	}
@@ -138,7 +145,7 @@ func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) 
 		w.again = false
 		for _, c := range w.sockets {
 			if c.nudge() {
-				cost += callCost
+				called++
 			}
 		}
 	}
@@ -160,7 +167,7 @@ func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) 
 			break
 		}
 		calls.Add(1)
-		cost += callCost
+		called++
 		w.start(ctx, path, found[path], calls.Done)
 		if w.started {
 			w.registry.nudge(path) // the plugin may have recreated its socket
@@ -179,7 +186,7 @@ func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) 
 func (w *pluginWatcher) start(ctx context.Context, path string, file fs.FileInfo, first func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	c := &watchedSocket{
-		registry: w.registry, location: &w.of.location, log: w.of.log.With("socket", path), warnings: w.warnings,
+		registry: w.registry, location: &w.of.location, log: w.of.log.With("socket", path), warnings: w.warnings, retries: w.retries,
 		path: path, file: file, id: w.registry.nextNumber(),
 		wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 	}

@@ -111,6 +111,8 @@ func (r *Registry) checkRoomLocked(l *registration) error {
 	switch {
 	case r.closing:
 		return errStopping
+	case s == nil && l.location.pod.Known() && r.resourcesLocked(l.location.pod.UID) >= share(r.cfg.MaxResources):
+		return &shareError{resource: l.resource, pod: l.location.pod, limit: share(r.cfg.MaxResources)}
 	case s == nil && len(r.resources) >= r.cfg.MaxResources:
 		return &fullError{resource: l.resource, limit: r.cfg.MaxResources}
 	case s != nil && r.cfg.RejectDuplicates && s.state == device.Serving && s.registration.path != l.path:
@@ -121,6 +123,19 @@ func (r *Registry) checkRoomLocked(l *registration) error {
 		return &socketTakenError{endpoint: l.endpoint, resource: rival.resource}
 	}
 	return nil
+}
+
+// share returns the part of a limit of all plugins that one pod's plugins may use: its own directory shows who they are.
+func share(limit int) int { return max(1, limit/2) }
+
+// resourcesLocked returns the number of a plugin pod's resources.
+func (r *Registry) resourcesLocked(pod device.PodUID) (n int) {
+	for _, s := range r.resources {
+		if s.registration.location.pod.UID == pod {
+			n++
+		}
+	}
+	return n
 }
 
 // accept starts l, and makes it the resource's registration. While another plugin serves the resource at another socket, that follows when l has listed

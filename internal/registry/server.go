@@ -193,6 +193,17 @@ func (e *fullError) Error() string {
 		"raise it, or forget one with devmgrd forget", e.resource, e.limit)
 }
 
+// A shareError reports that a plugin pod has as many resources as one may have.
+type shareError struct {
+	resource device.ResourceName
+	pod      device.PluginPod
+	limit    int
+}
+
+func (e *shareError) Error() string {
+	return fmt.Sprintf("pod %s has %d resources already, half of plugins.maxResources, and %s would be one more; raise that, or forget one with devmgrd forget", e.pod, e.limit, e.resource)
+}
+
 // A takenError reports a second plugin of a resource where plugins.onDuplicate is reject.
 type takenError struct {
 	resource device.ResourceName
@@ -229,6 +240,8 @@ func refusalStatus(err error) error {
 		code = codes.InvalidArgument
 	case errors.As(err, new(*barredError)):
 		code = codes.PermissionDenied
+	case errors.As(err, new(*shareError)):
+		code = codes.ResourceExhausted
 	case errors.As(err, &socket):
 		code = codes.FailedPrecondition
 	case errors.As(err, &dial), errors.Is(err, errStopping):

@@ -31,7 +31,8 @@ type watchedSocket struct {
 	registry *Registry
 	location *location
 	log      *slog.Logger
-	warnings *rate.Limiter // the directory's
+	warnings *rate.Limiter // the directory's, as is the next
+	retries  *rate.Limiter
 	path     string
 	file     fs.FileInfo
 	id       uint64        // of the first registration that comes of it
@@ -68,6 +69,7 @@ func (c *watchedSocket) Run(ctx context.Context, first func()) {
 			d := pause.Next()
 			c.log.Log(ctx, level, "cannot register waiting plugin; retrying", "err", err, "wait", d)
 			c.wait(ctx, time.After(d), mine)
+			_ = c.retries.Wait(ctx) // fails with ctx only
 		}
 	}
 	if mine != nil {
