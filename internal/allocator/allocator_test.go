@@ -76,6 +76,37 @@ func TestWaitingEndsWhenThePluginIsThere(t *testing.T) {
 	})
 }
 
+// Pods that come and go change how many devices are free. One that waits for more is announced once.
+func TestWaiting_NumberOfFreeDevicesChanges_IsAnnouncedOnce(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.RuntimeSynced(nil, nil)
+		r.plugins.stock(gpu, 8)
+		r.bind("w", app(gpu, 9))
+		r.after(time.Second)
+		messages := map[string]bool{}
+		for range 10 {
+			r.bind("a", app(gpu, 1))
+			r.bind("b", app(gpu, 1))
+			r.after(time.Second)
+			for _, uid := range []device.PodUID{"a", "b"} {
+				r.Drop(uid)
+				r.after(time.Second)
+				messages[r.PodByUID("w").Wait.Message] = true
+			}
+		}
+		announced := 0
+		for _, line := range r.plugins.told {
+			if line == "w waits: NotEnoughDevices" {
+				announced++
+			}
+		}
+		if announced != 1 || len(messages) < 2 {
+			t.Errorf("%d announcements of %v: %q", announced, messages, r.plugins.told)
+		}
+	})
+}
+
 func TestStaleAndLostOffersGiveNothingAndKeepTheirNumbers(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {

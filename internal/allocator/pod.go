@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
@@ -321,7 +322,7 @@ func (a *Allocator) queueLocked(p *pod) {
 
 // parkLocked makes a pod wait for a change, and no longer than pause if pause is not zero.
 func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
-	news := p.wait != why && (p.refused == nil || p.refused.why != why)
+	news := !sameWait(p.wait, why) && (p.refused == nil || !sameWait(p.refused.why, why))
 	changed := p.waitsForLocked(why.Reason)
 	p.wait, p.retry = why, time.Time{}
 	if pause > 0 {
@@ -338,6 +339,15 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 		a.log.Info("pod waits for its devices", "pod", p.demand.Pod.String(), "reason", why.Reason, "why", why.Message)
 		a.notifier.Waiting(p.demand.Pod, why)
 	}
+}
+
+// sameWait reports whether two waits differ in numbers at most: other pods change that of the free devices all the time.
+func sameWait(a, b device.Wait) bool {
+	if a.Reason != b.Reason || a.Busy != b.Busy {
+		return false
+	}
+	digit := func(c rune) bool { return c >= '0' && c <= '9' }
+	return a.Message == b.Message || slices.Equal(strings.FieldsFunc(a.Message, digit), strings.FieldsFunc(b.Message, digit))
 }
 
 // waitsForLocked dates the wait for a reason, and reports whether that is a new one. A reason that soon passes does not interrupt the wait for another

@@ -35,6 +35,10 @@ const (
 	// its status every 10 s.
 	patchEvery  = 6 * time.Second
 	mostPatches = 60
+	// lookShare is the rest after a look at all resources, as a multiple of its time, and lastLook the longest: pods and plugins choose how many resources
+	// there are, and how often they change.
+	lookShare = 10
+	lastLook  = 5 * time.Second
 	// slicesInterval is how often the publisher looks whether a resource is still in ResourceSlices.
 	slicesInterval = 200 * time.Millisecond
 	patchTimeout   = 10 * time.Second
@@ -194,6 +198,7 @@ func (p *Publisher) publish(ctx context.Context) {
 	patches := rate.NewLimiter(rate.Every(patchEvery), mostPatches)
 	defer func() { p.restore(ctx, decider) }()
 	for ctx.Err() == nil {
+		began := time.Now()
 		updated := p.cfg.View.Updated() // before anything is read, so that no later change is missed
 		resources := p.cfg.View.Resources()
 		node, known := p.store.now()
@@ -220,6 +225,7 @@ func (p *Publisher) publish(ctx context.Context) {
 		at := time.Now()
 		now.back = p.watch.Back(at)
 		next := decider.decide(now, at)
+		rest := min(lookShare*time.Since(began), lastLook)
 		if sliced {
 			next.again = loops.Earliest(next.again, at.Add(slicesInterval))
 		}
@@ -239,8 +245,10 @@ func (p *Publisher) publish(ctx context.Context) {
 			logged = next.want
 			retry.Reset()
 			p.setFailure(errors.Join(p.confirmRemoved(retired), p.recordForgotten(claimed)))
+			p.pause(ctx, rest, nil)
 			p.waitForChange(ctx, updated, changed, next.again)
 		case len(next.patch) == 0:
+			p.pause(ctx, rest, nil)
 			p.waitForChange(ctx, updated, changed, next.again)
 		default:
 			uncounted := removed(next.patch, claimed)
