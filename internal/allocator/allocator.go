@@ -134,28 +134,10 @@ type Config struct {
 	Metrics  prometheus.Registerer
 }
 
-// An Allocator assigns devices to containers. Its methods are safe for concurrent use and block only on its own short lock.
+// An Allocator assigns devices to containers. Its methods are safe for concurrent use and block only on its own short lock. What belongs together is in its
+// parts, which are named after it.
 type Allocator struct {
-	registry Registry
-	plugins  Plugins
-	store    Store
-	notifier Notifier
-	host     Host
-	boot     string
-	topology Topology
-	ordering func(device.ResourceName) Ordering
-	log      *slog.Logger
-
-	giveUpAfter func(device.Reason, device.ResourceName) time.Duration
-	suspends    func(device.ResourceName) bool
-	examines    func(device.ResourceName) bool
-	suspendFor  time.Duration
-
-	failUnlisted    bool
-	checksProcesses func(device.ResourceName) bool
-	releaser        Releaser
-	records         Journal
-
+	cfg     Config // immutable
 	began   time.Time
 	metrics *metrics
 
@@ -164,45 +146,65 @@ type Allocator struct {
 	work  sync.WaitGroup
 
 	offersMu sync.Mutex // held while offers are taken over, so that an older offer never replaces a newer one; after commitMu, before mu
-
 	commitMu sync.Mutex // held while the state file is written, so that an older record never replaces a newer one
 
-	mu            *lock // guards what follows; never held across a plugin's call or a commit
-	pods          map[device.PodUID]*pod
-	locals        map[device.PodUID]*pod             // the pods known from the runtime
-	mirrors       map[device.PodUID]device.PodDemand // their mirror pods in the API
-	table         *holdings.Table                    // who has which devices
-	queued        []*pod                             // to plan now
-	waiting       map[device.PodUID]*pod             // to plan after a change
-	toPrepare     []device.Container                 // to prepare now
-	ended         map[device.PodUID]*pod             // to forget once the runtime has none of their containers
-	unsaved       map[device.PodUID]*pod             // to save within saveDelay
-	writeAt       time.Time                          // when to write the state file; zero: nothing to write
-	storeErr      bool                               // the last write failed
-	running       containers.Containers              // the runtime's containers
-	runtimeSynced bool                               // running is complete
-	runtimeListed bool                               // runtimeSynced has been true at least once
-	// syncedAt is when the runtime last listed its containers.
-	syncedAt   time.Time
-	catchingUp chan struct{} // nil, or closed when all reports have been applied
-	reports    []func()      // the runtime's reports since a synchronization that is not compared yet
-	podsListed bool          // every pod that is bound to the node is in pods
+	mu *lock // guards what follows; never held across a plugin's call or a commit
+	podLists
+	table *holdings.Table // who has which devices
+	runtimeReport
+	writes
+	outOfService
+	falling
+	podsListed bool // every pod that is bound to the node is in pods
 	feed       *feed.Feed
-	snapshot   *device.Snapshot // nil: out of date
-	cordons    device.Cordons   // by the operator's commands
-	declared   device.Cordons   // by the Node's annotation
-	suspended  device.Cordons   // by devmgrd itself
-	inForce    device.Cordons   // all together, by resource
+	snapshot   *device.Snapshot             // nil: out of date
+	retired    map[device.ResourceName]bool // forgotten resources that the Node may still show
+}
 
-	flapping     map[device.ResourceName]*flapping.Log
-	downturns    map[device.ResourceName]*downturn
-	falls        uint64             // number of changes of records so far
-	unsavedFalls map[suspect]uint64 // devices whose records are not on disk, by the number of their latest changes
-	fallsErr     bool               // the latest write of them has failed
-	// suspensionsDue is when a suspension ends or a record expires; zero: not known.
-	suspensionsDue time.Time
+// podLists are all pods, and those to which something has to be done.
+type podLists struct {
+	pods      map[device.PodUID]*pod
+	locals    map[device.PodUID]*pod             // the pods known from the runtime
+	mirrors   map[device.PodUID]device.PodDemand // their mirror pods in the API
+	queued    []*pod                             // to plan now
+	waiting   map[device.PodUID]*pod             // to plan after a change
+	ended     map[device.PodUID]*pod             // to forget once their devices are free (departure.go)
+	toPrepare []device.Container                 // to prepare now
+}
 
-	retired map[device.ResourceName]bool // forgotten resources that the Node may still show
+// runtimeReport is what the container runtime has said (runtime.go).
+type runtimeReport struct {
+	running       containers.Containers // its containers
+	runtimeSynced bool                  // running is complete
+	runtimeListed bool                  // runtimeSynced has been true at least once
+	syncedAt      time.Time             // when the runtime last listed its containers
+	catchingUp    chan struct{}         // nil, or closed when all reports have been applied
+	reports       []func()              // since a synchronization that is not compared yet
+}
+
+// writes are what the state file lacks (writer.go).
+type writes struct {
+	unsaved  map[device.PodUID]*pod // to save within saveDelay
+	writeAt  time.Time              // when to write the state file; zero: nothing to write
+	storeErr bool                   // the last write failed
+}
+
+// outOfService are the devices that no pod is assigned (cordon.go, flapping.go).
+type outOfService struct {
+	cordons   device.Cordons // by the operator's commands
+	declared  device.Cordons // by the Node's annotation
+	suspended device.Cordons // by devmgrd itself
+	inForce   device.Cordons // all together, by resource
+}
+
+// falling is how often devices have become unhealthy (flapping.go).
+type falling struct {
+	flapping       map[device.ResourceName]*flapping.Log
+	downturns      map[device.ResourceName]*downturn
+	falls          uint64             // number of changes of records so far
+	unsavedFalls   map[suspect]uint64 // devices whose records are not on disk, by the number of their latest changes
+	fallsErr       bool               // the latest write of them has failed
+	suspensionsDue time.Time          // when a suspension ends or a record expires; zero: not known
 }
 
 // New returns an Allocator with the state file's content. Run starts it.
@@ -214,51 +216,20 @@ func New(c Config) *Allocator {
 			panic("allocator.New: Config." + name + " is missing")
 		}
 	}
-	a := &Allocator{
-		mu:       newLock(),
-		registry: c.Registry,
-		plugins:  c.Plugins,
-		store:    c.Store,
-		notifier: c.Notifier,
-		host:     c.Host,
-		boot:     c.Boot,
-		topology: c.Topology,
-		ordering: c.Ordering,
-
-		giveUpAfter: c.GiveUpAfter,
-		suspends:    c.Suspends,
-		examines:    c.Examines,
-		suspendFor:  cmp.Or(c.SuspendFor, time.Hour),
-
-		failUnlisted:    c.FailUnlisted,
-		checksProcesses: c.ChecksProcesses,
-		releaser:        c.Releaser,
-		records:         c.Journal,
-
-		began:     time.Now(),
-		log:       c.Log,
-		kick:      make(chan struct{}, 1),
-		write:     make(chan struct{}, 1),
-		pods:      map[device.PodUID]*pod{},
-		locals:    map[device.PodUID]*pod{},
-		mirrors:   map[device.PodUID]device.PodDemand{},
-		waiting:   map[device.PodUID]*pod{},
-		ended:     map[device.PodUID]*pod{},
-		unsaved:   map[device.PodUID]*pod{},
-		running:   containers.Containers{},
-		feed:      feed.New(),
-		cordons:   device.Cordons{},
-		declared:  device.Cordons{},
-		suspended: device.Cordons{},
-		inForce:   device.Cordons{},
-
-		flapping:     map[device.ResourceName]*flapping.Log{},
-		downturns:    map[device.ResourceName]*downturn{},
-		unsavedFalls: map[suspect]uint64{},
-		retired:      map[device.ResourceName]bool{},
+	c.SuspendFor = cmp.Or(c.SuspendFor, time.Hour)
+	if c.Ordering == nil {
+		c.Ordering = func(device.ResourceName) Ordering { return Ordering{} }
 	}
-	if a.ordering == nil {
-		a.ordering = func(device.ResourceName) Ordering { return Ordering{} }
+	a := &Allocator{
+		cfg: c, began: time.Now(), mu: newLock(), kick: make(chan struct{}, 1), write: make(chan struct{}, 1), feed: feed.New(), retired: map[device.ResourceName]bool{},
+		podLists: podLists{
+			pods: map[device.PodUID]*pod{}, locals: map[device.PodUID]*pod{}, mirrors: map[device.PodUID]device.PodDemand{},
+			waiting: map[device.PodUID]*pod{}, ended: map[device.PodUID]*pod{},
+		},
+		runtimeReport: runtimeReport{running: containers.Containers{}},
+		writes:        writes{unsaved: map[device.PodUID]*pod{}},
+		outOfService:  outOfService{cordons: device.Cordons{}, declared: device.Cordons{}, suspended: device.Cordons{}, inForce: device.Cordons{}},
+		falling:       falling{flapping: map[device.ResourceName]*flapping.Log{}, downturns: map[device.ResourceName]*downturn{}, unsavedFalls: map[suspect]uint64{}},
 	}
 	a.table = holdings.New(tableView{a}, c.Log)
 	for _, r := range c.Retired {
@@ -298,7 +269,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-a.registry.Changed():
+		case <-a.cfg.Registry.Changed():
 		case <-a.kick:
 		case <-again:
 		}
@@ -316,7 +287,7 @@ func (a *Allocator) refresh() {
 	}
 	a.offersMu.Lock()
 	defer a.offersMu.Unlock()
-	fresh, offers := map[device.ResourceName]news{}, a.registry.Offers()
+	fresh, offers := map[device.ResourceName]news{}, a.cfg.Registry.Offers()
 	for r, o := range offers {
 		a.mu.Lock()
 		p := a.table.Resources.Of(r)
@@ -324,7 +295,7 @@ func (a *Allocator) refresh() {
 		a.mu.Unlock()
 		switch {
 		case !known || !device.SameList(o.Inventory.Devices, was.Inventory.Devices):
-			fresh[r] = news{o, placement.NewListing(o.Inventory.Devices, cordons, a.ordering(r), before), before, fallen(before, o.Inventory.Devices)}
+			fresh[r] = news{o, placement.NewListing(o.Inventory.Devices, cordons, a.cfg.Ordering(r), before), before, fallen(before, o.Inventory.Devices)}
 		case o.State != was.State || o.Session != was.Session || o.Reported != was.Reported || o.PreStart != was.PreStart || o.Prefers != was.Prefers:
 			fresh[r] = news{o, before, before, nil}
 		}
@@ -344,7 +315,7 @@ func (a *Allocator) refresh() {
 		if back { // another process of the plugin may grant what the last one has refused
 			a.suspensionsDue = time.Time{}
 		}
-		p.FailUnlisted = a.failUnlisted
+		p.FailUnlisted = a.cfg.FailUnlisted
 		p.Accept(n.offer, n.listing)
 		a.table.Withhold(r)
 		a.refreshCordonsLocked(r) // a device may have been cordoned meanwhile
@@ -423,10 +394,10 @@ func (v tableView) Freed(r device.ResourceName) { v.a.wakeLocked(r, false) }
 
 // journal records what devmgrd has just done to devices.
 func (a *Allocator) journal(verb, why string, devices ...string) {
-	if a.records != nil {
+	if a.cfg.Journal != nil {
 		act := device.Action{Verb: verb, Reason: why}
 		act.On(devices)
-		a.records.Record(act)
+		a.cfg.Journal.Record(act)
 	}
 }
 

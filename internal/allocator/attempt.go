@@ -95,7 +95,7 @@ func (a *Allocator) planLocked(p *pod, said placement.Preferences) (placement.Re
 		}
 	}
 	return placement.Plan(placement.Input{
-		Demand: p.demand, Has: p.assigned, Running: a.table.Quarantined[p.demand.Pod.UID], Preferences: said, Topology: a.topology, Sharing: a.sharingLocked(p),
+		Demand: p.demand, Has: p.assigned, Running: a.table.Quarantined[p.demand.Pod.UID], Preferences: said, Topology: a.cfg.Topology, Sharing: a.sharingLocked(p),
 	}, from)
 }
 
@@ -149,7 +149,7 @@ func (a *Allocator) callPlugins(ctx context.Context, pod device.Pod, all []devic
 			grant, shared := a.sharedGrant(as.Container, s, all[:i])
 			if !shared {
 				var err error
-				grant, err = a.allocate(func() (device.Grant, error) { return a.plugins.Allocate(ctx, pod, as.Container, s.Resource, s.IDs) }, as.Container, s)
+				grant, err = a.allocate(func() (device.Grant, error) { return a.cfg.Plugins.Allocate(ctx, pod, as.Container, s.Resource, s.IDs) }, as.Container, s)
 				if err != nil && len(all) > 1 {
 					err = fmt.Errorf("container %s: %w", as.Container.Name, err)
 				}
@@ -175,7 +175,7 @@ func (a *Allocator) granted(s device.Share, g device.Grant) device.Share {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.table.Resources[s.Resource]
-	s.Near, s.Grant, s.PreStart, s.Boot = p.Listing().Near(s.IDs), g, p.Offer().PreStart, a.boot
+	s.Near, s.Grant, s.PreStart, s.Boot = p.Listing().Near(s.IDs), g, p.Offer().PreStart, a.cfg.Boot
 	return s
 }
 
@@ -183,7 +183,7 @@ func (a *Allocator) granted(s device.Share, g device.Grant) device.Share {
 func (a *Allocator) save(d device.PodDemand, got []device.Assignment) error {
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
-	if err := a.store.SavePods([]device.PodRecord{{Demand: d, Assignments: got, Since: time.Now()}}, nil); err != nil {
+	if err := a.cfg.Store.SavePods([]device.PodRecord{{Demand: d, Assignments: got, Since: time.Now()}}, nil); err != nil {
 		return device.Refuse(device.StoreUnavailable, err, "cannot save the assignment")
 	}
 	return nil
@@ -255,7 +255,7 @@ func (a *Allocator) succeed(p *pod, held holdings.Hold, got []device.Assignment)
 	delete(a.unsaved, p.demand.Pod.UID)
 	took := time.Since(p.bound)
 	a.metrics.admission.Observe(took.Seconds())
-	a.log.Info("devices assigned", "pod", p.demand.Pod.String(), "devices", device.Summary(got), "took", took.Round(time.Microsecond))
+	a.cfg.Log.Info("devices assigned", "pod", p.demand.Pod.String(), "devices", device.Summary(got), "took", took.Round(time.Microsecond))
 	a.grantedLocked(p, got, func(container string) bool { return !had[container] })
 	for r := range held {
 		a.table.Withhold(r) // the list may have changed meanwhile, and only now the grant's time is known
@@ -272,7 +272,7 @@ func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(co
 	a.publishLocked(p)
 	a.examinePodLocked(p)
 	if p.refused == nil || !p.refused.sameDevices(got) {
-		a.notifier.Assigned(p.demand.Pod, got)
+		a.cfg.Notifier.Assigned(p.demand.Pod, got)
 	}
 	for _, as := range got {
 		if !fresh(as.Container.Name) {

@@ -20,9 +20,9 @@ func (a *Allocator) auditLocked(p *pod) {
 		}
 		l.Reported = true
 		a.metrics.startedWithout.Inc()
-		a.log.Error("container started without its devices",
+		a.cfg.Log.Error("container started without its devices",
 			"pod", p.demand.Pod.String(), "container", l.Name)
-		a.notifier.StartedWithoutDevices(p.demand.Pod, l.Name, func() bool { return a.stillWithoutDevices(uid, id) })
+		a.cfg.Notifier.StartedWithoutDevices(p.demand.Pod, l.Name, func() bool { return a.stillWithoutDevices(uid, id) })
 	}
 }
 

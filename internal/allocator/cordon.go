@@ -17,7 +17,7 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 	if err := a.checkKnown(cordons); err != nil {
 		return nil, err
 	}
-	if err := a.store.SaveCordons(cordons, nil); err != nil {
+	if err := a.cfg.Store.SaveCordons(cordons, nil); err != nil {
 		return nil, err
 	}
 	a.mu.Lock()
@@ -27,7 +27,7 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 		if _, taken := a.table.Resources.Of(c.Resource).Holder(c.ID); taken {
 			held = append(held, c)
 		}
-		a.log.Info("device cordoned", "resource", c.Resource, "device", c.ID, "reason", c.Reason)
+		a.cfg.Log.Info("device cordoned", "resource", c.Resource, "device", c.ID, "reason", c.Reason)
 	}
 	a.cordonsChangedLocked(cordons)
 	return held, nil
@@ -62,7 +62,7 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 		return nil, err
 	}
 	if len(lifted) > 0 {
-		if err := a.store.SaveCordons(nil, lifted); err != nil {
+		if err := a.cfg.Store.SaveCordons(nil, lifted); err != nil {
 			return nil, err
 		}
 	}
@@ -84,7 +84,7 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 		a.table.Resources.Of(d.Resource).Pardon(d.ID)
 	}
 	for _, c := range lifted {
-		a.log.Info("device uncordoned", "resource", c.Resource, "device", c.ID)
+		a.cfg.Log.Info("device uncordoned", "resource", c.Resource, "device", c.ID)
 	}
 	a.cordonsChangedLocked(lifted)
 	a.mu.Unlock()
@@ -111,18 +111,18 @@ func (a *Allocator) DeclareCordons(cordons []device.Cordon) error {
 	if len(added)+len(removed) == 0 {
 		return nil
 	}
-	if err := a.store.SaveDeclaredCordons(cordons); err != nil {
+	if err := a.cfg.Store.SaveDeclaredCordons(cordons); err != nil {
 		return err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.declared = next
 	for _, c := range added {
-		a.log.Info("device cordoned", "resource", c.Resource, "device", c.ID, "reason", c.Reason, "annotation", device.CordonAnnotation)
+		a.cfg.Log.Info("device cordoned", "resource", c.Resource, "device", c.ID, "reason", c.Reason, "annotation", device.CordonAnnotation)
 	}
 	for _, c := range removed {
 		if _, still := next[c.Resource][c.ID]; !still {
-			a.log.Info("device uncordoned", "resource", c.Resource, "device", c.ID, "annotation", device.CordonAnnotation)
+			a.cfg.Log.Info("device uncordoned", "resource", c.Resource, "device", c.ID, "annotation", device.CordonAnnotation)
 		}
 	}
 	a.cordonsChangedLocked(append(added, removed...))
@@ -185,7 +185,7 @@ func (a *Allocator) combineCordonsLocked(r device.ResourceName) {
 func (a *Allocator) refreshCordonsLocked(r device.ResourceName) {
 	p := a.table.Resources.Of(r)
 	if l := p.Listing(); !sameMap(l.Cordons(), a.inForce[r]) {
-		p.SetListing(placement.NewListing(l.Devices(), a.inForce[r], a.ordering(r), l))
+		p.SetListing(placement.NewListing(l.Devices(), a.inForce[r], a.cfg.Ordering(r), l))
 		a.table.Withhold(r)
 	}
 }

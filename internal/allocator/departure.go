@@ -132,12 +132,12 @@ func (a *Allocator) emptied() (pods map[device.PodUID]int, leftovers []device.Po
 
 // occupied returns which of these pods have processes, as far as the host can say.
 func (a *Allocator) occupied(pods []device.PodUID) map[device.PodUID][]device.Process {
-	if a.host == nil || len(pods) == 0 {
+	if a.cfg.Host == nil || len(pods) == 0 {
 		return nil
 	}
-	found, err := a.host.PodsWithProcesses(pods)
+	found, err := a.cfg.Host.PodsWithProcesses(pods)
 	if err != nil {
-		a.log.Debug("host cannot tell which pods have processes", "err", err)
+		a.cfg.Log.Debug("host cannot tell which pods have processes", "err", err)
 	}
 	return found
 }
@@ -185,16 +185,16 @@ func (a *Allocator) reviewLocked(p *pod) {
 	d := &p.departure
 	d.stage = quiet
 	all, joined := a.departureLocked(p)
-	if !p.proves(all) && a.releaser != nil {
-		a.releaser.Forget(p.demand.Pod.UID)
+	if !p.proves(all) && a.cfg.Releaser != nil {
+		a.cfg.Releaser.Forget(p.demand.Pod.UID)
 	}
 	d.proving = all.Assignments
 	switch {
 	case joined:
-	case d.accepted || a.releaser == nil || len(all.Assignments) == 0:
+	case d.accepted || a.cfg.Releaser == nil || len(all.Assignments) == 0:
 		d.stage = checked
 	default:
-		if why := a.releaser.Release(all); why != nil {
+		if why := a.cfg.Releaser.Release(all); why != nil {
 			a.releasingLocked(p, *why)
 		} else {
 			d.stage = checked
@@ -224,7 +224,7 @@ func (a *Allocator) releasingLocked(p *pod, why device.Release) {
 		return
 	}
 	if why.Busy && (was == nil || !was.Busy) {
-		a.log.Warn("devices of an ended pod are still in use", "pod", p.demand.Pod.String(), "uid", p.demand.Pod.UID,
+		a.cfg.Log.Warn("devices of an ended pod are still in use", "pod", p.demand.Pod.String(), "uid", p.demand.Pod.UID,
 			"devices", device.Summary(p.assigned), "why", why.String())
 		a.journal(device.VerbBusy, "pod "+p.demand.Pod.String()+" has ended; "+why.String(), namesOf(p.assigned)...)
 	}
@@ -257,7 +257,7 @@ func (a *Allocator) departedLocked(p *pod, found evidence) bool {
 	case wait > 0:
 		a.scheduleWriteLocked(wait)
 	case p.departure.stage == quiet: // the Releaser reports a change, or the attempt of a pod that joins it ends
-	case a.releaser != nil && a.releaser.Running(uid): // its end reports a change; a pod that shares the devices waits for it
+	case a.cfg.Releaser != nil && a.cfg.Releaser.Running(uid): // its end reports a change; a pod that shares the devices waits for it
 	case p.departure.stage < quiet || !a.stillProvedLocked(p) || !a.running[uid].Bar(found.idle):
 		a.scheduleWriteLocked(0) // a container was started, listed or stopped since the host was asked, or another pod has left a device
 	default:
@@ -281,8 +281,8 @@ func (a *Allocator) vacantLocked(p *pod) (wait time.Duration, vacant bool) {
 
 // checksProcessesLocked reports whether a pod's devices are released only when the host has no process of the pod.
 func (a *Allocator) checksProcessesLocked(p *pod) bool {
-	return a.checksProcesses == nil || slices.ContainsFunc(p.assigned, func(as device.Assignment) bool {
-		return slices.ContainsFunc(as.Shares, func(s device.Share) bool { return a.checksProcesses(s.Resource) })
+	return a.cfg.ChecksProcesses == nil || slices.ContainsFunc(p.assigned, func(as device.Assignment) bool {
+		return slices.ContainsFunc(as.Shares, func(s device.Share) bool { return a.cfg.ChecksProcesses(s.Resource) })
 	})
 }
 
@@ -306,14 +306,14 @@ func (a *Allocator) proveIdle(suspects []idle) map[*containers.Container]bool {
 	proven := map[*containers.Container]bool{}
 	for _, c := range suspects {
 		alive, err := true, error(nil)
-		if a.host != nil {
-			alive, err = a.host.HasProcesses(c.id)
+		if a.cfg.Host != nil {
+			alive, err = a.cfg.Host.HasProcesses(c.id)
 		}
 		if err == nil && !alive {
 			proven[c.Container] = true
 			continue
 		}
-		a.log.Warn("container counts as started", "container", c.Name, "id", c.id, "err", err)
+		a.cfg.Log.Warn("container counts as started", "container", c.Name, "id", c.id, "err", err)
 		a.mu.Lock()
 		c.Idle = false
 		a.usedLocked(a.pods[c.pod])
@@ -348,7 +348,7 @@ func (a *Allocator) releaseLeftoversLocked(found evidence) {
 		case wait > 0:
 			a.scheduleWriteLocked(wait)
 		case found.leftovers[uid] && a.running[uid].Bar(found.idle):
-			a.log.Info("released devices of idle containers", "uid", uid)
+			a.cfg.Log.Info("released devices of idle containers", "uid", uid)
 			delete(a.table.Conflicting, uid)
 			a.endQuarantineLocked(uid)
 		}
@@ -382,8 +382,8 @@ func (a *Allocator) unprovenLocked(p *pod) {
 	d := &p.departure
 	d.generation++
 	d.stage, d.proving = min(d.stage, quiet), nil
-	if a.releaser != nil {
-		a.releaser.Forget(p.demand.Pod.UID)
+	if a.cfg.Releaser != nil {
+		a.cfg.Releaser.Forget(p.demand.Pod.UID)
 	}
 	if d.why != nil {
 		a.setReleaseLocked(p, nil)
@@ -394,12 +394,12 @@ func (a *Allocator) unprovenLocked(p *pod) {
 func (a *Allocator) acceptLocked(c device.Cordon) (released device.Cordon, was bool) {
 	for uid := range a.holdersLocked(c.Resource, c.ID) {
 		p := a.ended[uid]
-		if p == nil || p.departure.why == nil || !p.departure.why.Busy || a.releaser != nil && a.releaser.Running(uid) {
+		if p == nil || p.departure.why == nil || !p.departure.why.Busy || a.cfg.Releaser != nil && a.cfg.Releaser.Running(uid) {
 			continue
 		}
 		d := &p.departure
 		if !d.accepted {
-			a.log.Warn("devices are released although they may be in use: an operator said so", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned),
+			a.cfg.Log.Warn("devices are released although they may be in use: an operator said so", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned),
 				"why", d.why.String())
 		}
 		d.accepted, d.due = true, time.Time{}
@@ -418,7 +418,7 @@ func (a *Allocator) releasedLocked(p *pod) {
 		a.wakeLocked(r, false)
 	}
 	if len(p.assigned) > 0 {
-		a.log.Info("devices released", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned))
+		a.cfg.Log.Info("devices released", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned))
 		if d := p.departure; d.why != nil && d.why.Busy {
 			why := "they are proved free"
 			if d.accepted {
@@ -427,8 +427,8 @@ func (a *Allocator) releasedLocked(p *pod) {
 			a.journal(device.VerbFree, why, namesOf(p.assigned)...)
 		}
 	}
-	if a.releaser != nil {
-		a.releaser.Forget(uid)
+	if a.cfg.Releaser != nil {
+		a.cfg.Releaser.Forget(uid)
 	}
 	p.assigned, p.preparations, p.saved = nil, nil, false
 	p.departure = departure{generation: p.departure.generation, ended: p.departure.ended}

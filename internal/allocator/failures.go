@@ -130,9 +130,9 @@ func (a *Allocator) tellFailed(holder *pod, r device.ResourceName, ids []device.
 	}
 	slices.SortFunc(ids, device.CompareIDs)
 	ids = slices.Compact(ids)
-	a.log.Warn("devices in use have failed", "resource", r, "devices", device.Abridge(ids), "count", len(ids),
+	a.cfg.Log.Warn("devices in use have failed", "resource", r, "devices", device.Abridge(ids), "count", len(ids),
 		"pod", holder.demand.Pod.String(), "listed", listed)
-	a.notifier.Failed(holder.demand.Pod, r, ids)
+	a.cfg.Notifier.Failed(holder.demand.Pod, r, ids)
 }
 
 // examinePodLocked checks a pod's new assignment: a device may have failed during the plugin's Allocate call.
@@ -165,12 +165,12 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 			case failures.Unlisted:
 				unlisted[holder] = append(unlisted[holder], d.ID)
 			case failures.Repeated:
-				a.log.Warn("device failing repeatedly; not evicting again", "resource", r, "device", d.ID,
+				a.cfg.Log.Warn("device failing repeatedly; not evicting again", "resource", r, "device", d.ID,
 					"pod", holder.demand.Pod.String(), "failures", d.Count)
 			case failures.Lasted:
 				for uid := range a.holdersLocked(r, d.ID) {
 					if q := a.pods[uid]; q != nil && q.active() {
-						a.notifier.FailedForLong(q.demand.Pod, r, d.ID, func() bool { return a.stillBroken(uid, r, d.ID) })
+						a.cfg.Notifier.FailedForLong(q.demand.Pod, r, d.ID, func() bool { return a.stillBroken(uid, r, d.ID) })
 					}
 				}
 			}

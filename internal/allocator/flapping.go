@@ -55,7 +55,7 @@ func fallen(before *placement.Listing, now []device.Device) (all []device.ID) {
 
 // fellLocked notes that devices have become unhealthy. judgeFallsLocked decides whether it counts.
 func (a *Allocator) fellLocked(r device.ResourceName, ids []device.ID, before *placement.Listing, now time.Time) {
-	if len(ids) == 0 || a.suspends != nil && !a.suspends(r) {
+	if len(ids) == 0 || a.cfg.Suspends != nil && !a.cfg.Suspends(r) {
 		return
 	}
 	d := a.downturns[r]
@@ -93,7 +93,7 @@ func (a *Allocator) judgeFallsLocked(now time.Time) (next time.Time) {
 			spared = spared || good
 		}
 		if !spared && len(d.healthy) > 1 {
-			a.log.Warn("all devices have become unhealthy together: this counts for none of them", "resource", r, "devices", len(d.healthy))
+			a.cfg.Log.Warn("all devices have become unhealthy together: this counts for none of them", "resource", r, "devices", len(d.healthy))
 			continue
 		}
 		l := a.logOf(r, now)
@@ -114,7 +114,7 @@ func (a *Allocator) judgeFallsLocked(now time.Time) (next time.Time) {
 func (a *Allocator) logOf(r device.ResourceName, now time.Time) *flapping.Log {
 	if a.flapping[r] == nil {
 		a.table.Resources.Of(r)
-		a.flapping[r] = flapping.New(now, a.suspendFor)
+		a.flapping[r] = flapping.New(now, a.cfg.SuspendFor)
 	}
 	return a.flapping[r]
 }
@@ -165,7 +165,7 @@ func (a *Allocator) Examined(r device.ResourceName, id device.ID, objection stri
 	if !changed {
 		return
 	}
-	if before.Objection == "" && (a.suspends == nil || a.suspends(r)) {
+	if before.Objection == "" && (a.cfg.Suspends == nil || a.cfg.Suspends(r)) {
 		l.Fell(r, id, now)
 	}
 	a.recordLocked(r, id)
@@ -187,7 +187,7 @@ func (a *Allocator) writeFalls() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if !a.fallsErr {
-			a.log.Error("cannot write the records of unhealthy devices; retrying", "err", err)
+			a.cfg.Log.Error("cannot write the records of unhealthy devices; retrying", "err", err)
 		}
 		a.fallsErr = true
 		a.scheduleWriteLocked(writeRetry)
@@ -211,7 +211,7 @@ func (a *Allocator) commitFalls() error {
 	if len(saving) == 0 {
 		return nil
 	}
-	if err := a.store.SaveFalls(save, forget); err != nil {
+	if err := a.cfg.Store.SaveFalls(save, forget); err != nil {
 		return err
 	}
 	a.mu.Lock()
@@ -265,7 +265,7 @@ func (a *Allocator) suspendLocked(now time.Time, recalled bool) (next time.Time)
 			continue
 		}
 		for _, c := range begun {
-			a.log.Warn("device is suspended", "resource", r, "device", c.ID, "why", c.Reason)
+			a.cfg.Log.Warn("device is suspended", "resource", r, "device", c.ID, "why", c.Reason)
 			if _, already := before[r][c.ID]; !recalled && !already {
 				a.metrics.suspensions.WithLabelValues(string(r)).Inc()
 			}
@@ -275,7 +275,7 @@ func (a *Allocator) suspendLocked(now time.Time, recalled bool) (next time.Time)
 		}
 		for _, c := range ended {
 			if _, again := all[r][c.ID]; !again {
-				a.log.Info("suspension of device has ended", "resource", r, "device", c.ID)
+				a.cfg.Log.Info("suspension of device has ended", "resource", r, "device", c.ID)
 				a.journal(device.VerbResume, "the suspension has ended", c.Name())
 			}
 		}
@@ -294,10 +294,10 @@ func (a *Allocator) recallFallsLocked(known []device.Falls) {
 	byResource := map[device.ResourceName][]device.Falls{}
 	for _, rec := range known {
 		was := rec
-		if a.suspends != nil && !a.suspends(rec.Resource) {
+		if a.cfg.Suspends != nil && !a.cfg.Suspends(rec.Resource) {
 			rec.Falls, rec.Until, rec.Spell = nil, time.Time{}, 0
 		}
-		if a.examines == nil || !a.examines(rec.Resource) {
+		if a.cfg.Examines == nil || !a.cfg.Examines(rec.Resource) {
 			rec.Objection, rec.Objected = "", time.Time{}
 		}
 		if len(rec.Falls) == 0 && rec.Objection == "" {
@@ -312,7 +312,7 @@ func (a *Allocator) recallFallsLocked(known []device.Falls) {
 	now := time.Now()
 	for r, all := range byResource {
 		a.table.Resources.Of(r)
-		a.flapping[r] = flapping.New(now, a.suspendFor, all...)
+		a.flapping[r] = flapping.New(now, a.cfg.SuspendFor, all...)
 	}
 	a.suspendLocked(now, true)
 }

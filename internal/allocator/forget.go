@@ -30,7 +30,7 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 	if len(users) > 0 {
 		return nil, &device.InUseError{Resource: r, Pods: users}
 	}
-	if err := a.registry.Forget(r); err != nil {
+	if err := a.cfg.Registry.Forget(r); err != nil {
 		// A plugin may have registered after the state file had dropped the cordons.
 		a.mu.Lock()
 		if l := a.flapping[r]; l != nil {
@@ -39,7 +39,7 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 			}
 		}
 		a.mu.Unlock()
-		if lost := a.store.SaveCordons(lifted, nil); lost != nil {
+		if lost := a.cfg.Store.SaveCordons(lifted, nil); lost != nil {
 			return nil, fmt.Errorf("%w; its cordons last only until devmgrd restarts: %w", err, lost)
 		}
 		return nil, err
@@ -56,7 +56,7 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 	a.cordonsChangedLocked([]device.Cordon{{Resource: r}})
 	a.metrics.forget(r)
 	a.pruneLocked(r)
-	a.log.Info("resource forgotten", "resource", r, "uncordoned", len(lifted))
+	a.cfg.Log.Info("resource forgotten", "resource", r, "uncordoned", len(lifted))
 	return lifted, nil
 }
 
@@ -109,7 +109,7 @@ func (a *Allocator) retiredLocked() []device.ResourceName {
 func (a *Allocator) ResourcesRemoved(gone []device.ResourceName) error {
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
-	if err := a.store.DropRetired(gone); err != nil {
+	if err := a.cfg.Store.DropRetired(gone); err != nil {
 		return err
 	}
 	a.mu.Lock()

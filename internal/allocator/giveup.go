@@ -36,7 +36,7 @@ func (a *Allocator) stallLocked(p *pod, why device.Wait) {
 	case limit == 0:
 		p.stall = device.Stall{}
 	case p.stall.Reason != why.Reason:
-		p.stall, p.gaveUp = device.Stall{Reason: why.Reason, Since: now, Boot: a.boot}, time.Time{}
+		p.stall, p.gaveUp = device.Stall{Reason: why.Reason, Since: now, Boot: a.cfg.Boot}, time.Time{}
 	case p.stall.Since.IsZero():
 		p.stall.Since = now
 	}
@@ -48,12 +48,12 @@ func (a *Allocator) stallLocked(p *pod, why device.Wait) {
 
 // patienceLocked returns for how long a pod may wait for a reason; zero: without end.
 func (a *Allocator) patienceLocked(p *pod, why device.Reason) time.Duration {
-	if a.giveUpAfter == nil || !p.demand.Movable {
+	if a.cfg.GiveUpAfter == nil || !p.demand.Movable {
 		return 0
 	}
-	least := a.giveUpAfter(why, "")
+	least := a.cfg.GiveUpAfter(why, "")
 	for r := range p.demand.Requests() {
-		if limit := a.giveUpAfter(why, r); limit > 0 && (least == 0 || limit < least) {
+		if limit := a.cfg.GiveUpAfter(why, r); limit > 0 && (least == 0 || limit < least) {
 			least = limit
 		}
 	}
@@ -62,7 +62,7 @@ func (a *Allocator) patienceLocked(p *pod, why device.Reason) time.Duration {
 
 // recallStallLocked continues a stall that the state file has. The time while the machine was off does not count.
 func (a *Allocator) recallStallLocked(p *pod, s device.Stall) {
-	if s.Boot != a.boot {
+	if s.Boot != a.cfg.Boot {
 		return
 	}
 	if p.stall = s; s.Since.After(p.bound) { // the clock has been set back
@@ -85,7 +85,7 @@ func (a *Allocator) givesUpLocked(p *pod) time.Time {
 
 // giveUpLocked has the pods evicted that have waited for too long. It returns when to ask again; zero: after the next change.
 func (a *Allocator) giveUpLocked(now time.Time) (next time.Time) {
-	if a.giveUpAfter == nil {
+	if a.cfg.GiveUpAfter == nil {
 		return time.Time{}
 	}
 	for uid, p := range a.waiting {
@@ -97,11 +97,11 @@ func (a *Allocator) giveUpLocked(now time.Time) (next time.Time) {
 			if at = p.gaveUp.Add(giveUpAgain); !at.After(now) {
 				lasted := p.stall.Lasted(now)
 				if p.gaveUp.IsZero() {
-					a.log.Warn("giving up a pod that has waited for too long", "pod", p.demand.Pod.String(), "reason", p.wait.Reason, "waited", lasted)
+					a.cfg.Log.Warn("giving up a pod that has waited for too long", "pod", p.demand.Pod.String(), "reason", p.wait.Reason, "waited", lasted)
 					a.metrics.givenUp.WithLabelValues(string(p.wait.Reason)).Inc()
 				}
 				p.gaveUp, at = now, now.Add(giveUpAgain)
-				a.notifier.GivenUp(p.demand.Pod, p.wait, lasted, func() bool { return a.stillStalled(uid) })
+				a.cfg.Notifier.GivenUp(p.demand.Pod, p.wait, lasted, func() bool { return a.stillStalled(uid) })
 			}
 		}
 		next = loops.Earliest(next, at)

@@ -51,7 +51,7 @@ func (p *pod) active() bool { return phases[p.phase].active }
 func (a *Allocator) enterLocked(p *pod, next phase) {
 	before, now, uid := phases[p.phase], phases[next], p.demand.Pod.UID
 	if !slices.Contains(before.next, next) {
-		a.log.Error("bug: unexpected change of a pod's phase", "pod", p.demand.Pod.String(), "from", p.phase, "to", next)
+		a.cfg.Log.Error("bug: unexpected change of a pod's phase", "pod", p.demand.Pod.String(), "from", p.phase, "to", next)
 	}
 	if p.phase == allocating || p.phase == abandoned || next == settled {
 		defer a.wakeSharersLocked(p)

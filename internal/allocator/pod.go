@@ -10,40 +10,58 @@ import (
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
-// A pod is the allocator's state of one pod. Allocator.mu guards it.
+// A pod is the allocator's state of one pod. Allocator.mu guards it. What belongs together is in its parts, which are named after it.
 type pod struct {
-	demand       device.PodDemand
-	newDemand    *device.PodDemand // while allocating: its current demand, if it has changed
-	bound        time.Time         // when the allocator first heard of the pod
-	runtimeKnows bool              // a static pod reported by the runtime: the API does not affect it
-	lastSeen     time.Time         // if runtimeKnows: when it was bound, or its last container ended, whichever was later
-	saved        bool              // in the state file, possibly with another demand
-	recalled     bool              // from the state file, and not reported since: it may have ended
-	departure    departure
-	assigned     []device.Assignment
-	doubt        holdings.Hold // devices of a failed commit, or of a record that contradicts another; nil: no doubt
+	demand    device.PodDemand
+	newDemand *device.PodDemand // while allocating: its current demand, if it has changed
+	bound     time.Time         // when the allocator first heard of the pod
+	sighting
+	saved    bool // in the state file, possibly with another demand
+	recalled bool // from the state file, and not reported since: it may have ended
 
-	phase    phase
-	done     chan struct{} // closed at the end of an attempt; nil: there is none
-	wait     device.Wait   // if waiting
-	since    time.Time     // start of the wait for sinceFor or, if that is empty, of the assignment
+	phase phase
+	done  chan struct{} // closed at the end of an attempt; nil: there is none
+	waits
+	departure departure
+
+	assigned []device.Assignment
+	doubt    holdings.Hold // devices of a failed commit, or of a record that contradicts another; nil: no doubt
+	grants
+	preparations map[string]*preparation // by container name
+	allocation   *device.PodAllocation   // as published in the feed
+}
+
+// A sighting is what the runtime says of a static pod that it reports: the API does not affect the pod.
+type sighting struct {
+	runtimeKnows bool
+	lastSeen     time.Time // when it was bound, or its last container ended, whichever was later
+}
+
+// waits is what a pod waits for, and for how long it has.
+type waits struct {
+	wait     device.Wait // in phase waiting
+	since    time.Time   // start of the wait for sinceFor or, if that is empty, of the assignment
 	sinceFor device.Reason
-	tries    int       // consecutive plugin failures
-	retry    time.Time // if waiting: when to retry without another cause; zero: never
+	tries    int          // consecutive plugin failures
+	retry    time.Time    // in phase waiting: when to retry without another cause; zero: never
+	stall    device.Stall // while it does not wait for other pods; kept up only if it may lead to an eviction (giveup.go)
+	gaveUp   time.Time    // when its eviction was last requested
+}
 
-	stall  device.Stall // while it does not wait for other pods; kept up only if it may lead to an eviction
-	gaveUp time.Time    // when its eviction was last requested
+// over forgets what a pod has waited for.
+func (w *waits) over() {
+	*w = waits{since: w.since, sinceFor: w.sinceFor, stall: w.stall, gaveUp: w.gaveUp}
+}
 
+// grants is what is known of the plugins' answers for a pod (regrant.go, refused.go, kept.go).
+type grants struct {
 	lapsed    map[string]lapse // containers whose grants no longer hold
 	fresh     map[string]bool  // containers whose grants are unused so far
 	distrusts map[string]bool  // containers whose last grants could not be used: their plugins are asked even if another container has a grant
 	ran       bool             // a container may have run since the boot
 	failures  int              // consecutive failures to apply its grants
 	refused   *refused         // the container that was refused although it has devices; nil: none was, or it has started since
-
-	kept         []kept                  // grants of attempts that have failed
-	preparations map[string]*preparation // by container name
-	allocation   *device.PodAllocation   // as published in the feed
+	kept      []kept           // of attempts that have failed
 }
 
 // record returns the state file's record of a pod.
@@ -162,7 +180,7 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	}
 	if p == nil {
 		now := time.Now()
-		p = &pod{demand: d, bound: now, runtimeKnows: d.Local, lastSeen: now}
+		p = &pod{demand: d, bound: now, sighting: sighting{d.Local, now}}
 		a.addLocked(p)
 		a.admitLocked(p)
 		return
@@ -305,7 +323,8 @@ func (a *Allocator) endLocked(p *pod) {
 	if p.phase != ended {
 		a.enterLocked(p, ended)
 	}
-	p.wait, p.tries, p.retry, p.kept = device.Wait{}, 0, time.Time{}, nil
+	p.over()
+	p.kept = nil
 	p.departure.due, p.departure.alive = time.Time{}, 0
 	if p.demand.Local && a.runtimeSynced {
 		p.departure.due = time.Now().Add(newSandbox)
@@ -336,8 +355,8 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 		a.saveLaterLocked(p)
 	}
 	if news && why.Reason != device.Allocating { // its claims are being read
-		a.log.Info("pod waits for its devices", "pod", p.demand.Pod.String(), "reason", why.Reason, "why", why.Message)
-		a.notifier.Waiting(p.demand.Pod, why)
+		a.cfg.Log.Info("pod waits for its devices", "pod", p.demand.Pod.String(), "reason", why.Reason, "why", why.Message)
+		a.cfg.Notifier.Waiting(p.demand.Pod, why)
 	}
 }
 
@@ -368,7 +387,8 @@ func (a *Allocator) settleLocked(p *pod) {
 	if p.sinceFor != "" {
 		p.since, p.sinceFor = time.Now(), ""
 	}
-	p.wait, p.tries, p.retry, p.stall = device.Wait{}, 0, time.Time{}, device.Stall{}
+	p.over()
+	p.stall = device.Stall{}
 }
 
 // wakeLocked queues the pods that wait for the resource. Pods in the pause after a plugin failure go on waiting, unless the

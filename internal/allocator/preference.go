@@ -18,7 +18,7 @@ const (
 
 // askPreference asks a plugin for its preference. A failure costs the preference, not the allocation. No lock is held.
 func (a *Allocator) askPreference(ctx context.Context, pod device.Pod, q placement.PreferenceRequest) []device.ID {
-	answer, err := a.plugins.Prefer(ctx, pod, q.Container, q.Resource, q.Available, q.Must, q.Size)
+	answer, err := a.cfg.Plugins.Prefer(ctx, pod, q.Container, q.Resource, q.Available, q.Must, q.Size)
 	result := failed
 	switch no := (*device.Refusal)(nil); {
 	case err == nil && q.Valid(answer):
@@ -30,7 +30,7 @@ func (a *Allocator) askPreference(ctx context.Context, pod device.Pod, q placeme
 	}
 	a.metrics.preferred.WithLabelValues(string(q.Resource), result).Inc()
 	if result != followed {
-		a.log.Warn("cannot follow plugin's device preference", "resource", q.Resource, "pod", pod.String(),
+		a.cfg.Log.Warn("cannot follow plugin's device preference", "resource", q.Resource, "pod", pod.String(),
 			"container", q.Container.Name, "result", result, "wanted", q.Size, "of", len(q.Available), "got", len(answer), "err", err)
 	}
 	return answer

@@ -78,7 +78,7 @@ func (a *Allocator) startPreparingLocked(ctx context.Context, c device.Container
 		var err error
 		for _, s := range shares {
 			if err == nil {
-				err = a.plugins.PreStart(ctx, pod, c, s.Resource, s.IDs)
+				err = a.cfg.Plugins.PreStart(ctx, pod, c, s.Resource, s.IDs)
 			}
 		}
 		a.prepared(pod, c, prep, err)
@@ -92,7 +92,7 @@ func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparati
 	if err != nil {
 		prep.retry = time.Now().Add(min(firstPause<<min(prep.tries, 8), lastPause))
 		prep.tries++
-		a.log.Warn("PreStartContainer failed", "pod", pod.String(), "container", c.Name, "err", err)
+		a.cfg.Log.Warn("PreStartContainer failed", "pod", pod.String(), "container", c.Name, "err", err)
 		if p := a.pods[c.Pod]; p != nil && p.preparations[c.Name] == prep && p.phase == settled && !p.ran {
 			a.unusableLocked(p, c.Name, device.Wait{Reason: device.PreStartFailed, Message: err.Error()}, placement.Lacking)
 		}

@@ -17,12 +17,12 @@ func (a *Allocator) recallLocked(r device.PodRecord, c device.Conflict) {
 	// A pod with devices counts as admitted, since the API server may be away. A pod without may have been bound past the
 	// scheduler while the kubelet was away; the Node's capacity does not fall before the API server has listed all pods.
 	r.Demand.Admitted = len(r.Assignments) > 0
-	p := &pod{demand: r.Demand, saved: true, recalled: true, bound: time.Now(), assigned: r.Assignments, since: r.Since, sinceFor: r.Reason}
+	p := &pod{demand: r.Demand, saved: true, recalled: true, bound: time.Now(), assigned: r.Assignments, waits: waits{since: r.Since, sinceFor: r.Reason}}
 	if c.ID != "" {
 		p.assigned, p.doubt = nil, holdings.HoldOf(r.Assignments)
 	}
 	for c, s := range device.Shares(p.assigned) {
-		if s.Boot != "" && s.Boot != a.boot && a.boot != "" {
+		if s.Boot != "" && s.Boot != a.cfg.Boot && a.cfg.Boot != "" {
 			p.lapse(c.Name, otherBoot)
 		}
 	}
@@ -39,7 +39,7 @@ func (a *Allocator) recallLocked(r device.PodRecord, c device.Conflict) {
 	switch {
 	case p.doubt != nil:
 		other := c.Pods[slices.IndexFunc(c.Pods, func(o device.Pod) bool { return o.UID != r.Demand.Pod.UID })]
-		a.log.Error("state file assigns one device to two pods", "resource", c.Resource, "device", c.ID, "pod", p.demand.Pod.String(), "other", other.String())
+		a.cfg.Log.Error("state file assigns one device to two pods", "resource", c.Resource, "device", c.ID, "pod", p.demand.Pod.String(), "other", other.String())
 		a.parkLocked(p, device.Wait{Reason: device.AssignmentConflict, Message: fmt.Sprintf(
 			"the state file assigns device %s of %s to this pod and to %s; waiting for the container runtime to report which pod uses the device", c.ID, c.Resource, other)}, 0)
 		a.saveLaterLocked(p)

@@ -62,7 +62,7 @@ func (a *Allocator) notCreatedLocked(c device.Container, why device.Wait, lapsed
 		return
 	}
 	if a.refusedLocked(p, c.Name, why) {
-		a.notifier.Waiting(p.demand.Pod, why)
+		a.cfg.Notifier.Waiting(p.demand.Pod, why)
 	}
 }
 
@@ -84,7 +84,7 @@ func (a *Allocator) refuseLocked(s device.Share, why string, found placement.Fin
 	for _, id := range s.IDs {
 		if before := pool.Refuses(id); pool.Refuse(id, len(s.IDs), device.Clip(why), found, now) {
 			if !before {
-				a.notifier.DeviceRefused(s.Resource, id, why)
+				a.cfg.Notifier.DeviceRefused(s.Resource, id, why)
 			}
 			a.reconsiderLocked()
 		}
@@ -153,6 +153,6 @@ func (a *Allocator) uncreatedLocked(p *pod, l *containers.Container, lacks strin
 	case !l.Fresh:
 		a.unusableLocked(p, l.Name, why, found)
 	case a.refusedLocked(p, l.Name, why):
-		a.notifier.Waiting(p.demand.Pod, why)
+		a.cfg.Notifier.Waiting(p.demand.Pod, why)
 	}
 }

@@ -114,7 +114,7 @@ func (a *Allocator) regranted(p *pod, got []device.Assignment, err error) {
 	p.lapsed = nil
 	a.withholdLocked(p)
 	a.grantedLocked(p, got, func(container string) bool { _, was := lapsed[container]; return was })
-	a.log.Info("devices granted again", "pod", p.demand.Pod.String(), "devices", device.Summary(got))
+	a.cfg.Log.Info("devices granted again", "pod", p.demand.Pod.String(), "devices", device.Summary(got))
 }
 
 // withholdLocked withholds what may be a pod's devices under other IDs: the plugin may have stopped listing them during the attempt.
@@ -160,7 +160,7 @@ func (a *Allocator) reviveLocked(p *pod) {
 
 // replanLocked releases a pod's devices, and plans the pod again when the release is on disk.
 func (a *Allocator) replanLocked(p *pod, why device.Wait) {
-	a.log.Warn("pod planned again", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned), "reason", why.Reason, "err", why.Message)
+	a.cfg.Log.Warn("pod planned again", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned), "reason", why.Reason, "err", why.Message)
 	p.doubt = holdings.HoldOf(p.assigned)
 	for container, l := range p.lapsed {
 		if l == unusable && why.Reason != device.PreStartFailed {

@@ -109,7 +109,7 @@ func (a *Allocator) verifyLocked(r device.Running, l *containers.Container, reso
 	}
 	l.UnknownDevices = append(l.UnknownDevices, resource)
 	a.table.Resources.Of(resource).UnknownUsers++
-	a.log.Error("container runs with unknown devices; resource paused", "resource", resource,
+	a.cfg.Log.Error("container runs with unknown devices; resource paused", "resource", resource,
 		"uid", r.Container.Pod, "container", l.Name, "id", r.ID)
 }
 
@@ -228,7 +228,7 @@ func (a *Allocator) dropIdleLocked(now time.Time) (next time.Time) {
 		due := p.lastSeen.Add(idleLimit)
 		switch {
 		case !now.Before(due):
-			a.log.Info("releasing devices of idle static pod", "pod", p.demand.Pod.String())
+			a.cfg.Log.Info("releasing devices of idle static pod", "pod", p.demand.Pod.String())
 			a.dropLocked(p)
 		default:
 			next = loops.Earliest(next, due)
@@ -248,7 +248,7 @@ func (a *Allocator) RuntimeRemoved(uid device.PodUID, sandbox string) {
 	a.report(func() {
 		for id, l := range a.running[uid] {
 			if l.Sandbox == sandbox {
-				a.log.Warn("end of a container was not reported", "uid", uid, "container", l.Name, "id", id)
+				a.cfg.Log.Warn("end of a container was not reported", "uid", uid, "container", l.Name, "id", id)
 				a.stoppedLocked(uid, id, "")
 			}
 		}

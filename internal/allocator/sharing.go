@@ -133,7 +133,7 @@ func (a *Allocator) sharedGrant(c device.Container, s device.Share, before []dev
 	}
 	has := func(all []device.Assignment, lapsed map[string]lapse) (device.Grant, bool) {
 		for of, one := range device.Shares(all) {
-			if _, is := lapsed[of.Name]; !is && one.Resource == s.Resource && one.Boot == a.boot && slices.Equal(one.IDs, s.IDs) {
+			if _, is := lapsed[of.Name]; !is && one.Resource == s.Resource && one.Boot == a.cfg.Boot && slices.Equal(one.IDs, s.IDs) {
 				return one.Grant, true
 			}
 		}
@@ -348,17 +348,17 @@ func sharesDevices(p *pod, all []device.Assignment) bool {
 
 // commandRunsLocked reports whether a command of a release runs for devices of a pod, also where another pod was the last that had them.
 func (a *Allocator) commandRunsLocked(p *pod) bool {
-	if a.releaser == nil {
+	if a.cfg.Releaser == nil {
 		return false
 	}
-	if a.releaser.Running(p.demand.Pod.UID) {
+	if a.cfg.Releaser.Running(p.demand.Pod.UID) {
 		return true
 	}
 	if !p.demand.Shares() {
 		return false
 	}
 	for uid, q := range a.ended {
-		if a.releaser.Running(uid) && sharesDevices(p, q.assigned) {
+		if a.cfg.Releaser.Running(uid) && sharesDevices(p, q.assigned) {
 			return true
 		}
 	}

@@ -14,11 +14,11 @@ import (
 func BenchmarkResources(b *testing.B) {
 	const r device.ResourceName = "vendor.example/gpu"
 	for _, n := range []int{500, 4000} {
-		p := &pod{phase: waiting, wait: device.Wait{Reason: device.NoClaim}}
+		p := &pod{phase: waiting, waits: waits{wait: device.Wait{Reason: device.NoClaim}}}
 		for i := range n {
 			p.demand.Demands = append(p.demand.Demands, device.Demand{Container: device.Container{Name: fmt.Sprint("c", i)}, Wants: map[device.ResourceName]int{r: 1}, Blocked: device.NoClaim, Mistake: "no claim"})
 		}
-		a := &Allocator{mu: newLock(), waiting: map[device.PodUID]*pod{"p": p}}
+		a := &Allocator{mu: newLock(), podLists: podLists{waiting: map[device.PodUID]*pod{"p": p}}}
 		a.table = holdings.New(tableView{a}, slog.New(slog.DiscardHandler))
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			for b.Loop() {
@@ -31,7 +31,7 @@ func BenchmarkResources(b *testing.B) {
 // A pod's containers are looked at once each, whatever resources they request.
 func TestEachAwaited_YieldsEachRequestOnce(t *testing.T) {
 	t.Parallel()
-	p := &pod{phase: waiting, wait: device.Wait{Reason: device.Allocating}}
+	p := &pod{phase: waiting, waits: waits{wait: device.Wait{Reason: device.Allocating}}}
 	for i := range 500 {
 		p.demand.Demands = append(p.demand.Demands, device.Demand{Wants: map[device.ResourceName]int{"vendor.example/gpu": 1}})
 		if i%2 == 0 {

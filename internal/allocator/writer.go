@@ -34,8 +34,8 @@ func (a *Allocator) scheduleWriteLocked(in time.Duration) {
 // writeLoop writes what no attempt writes: releases at once, and new pods without an assignment in batches.
 func (a *Allocator) writeLoop(ctx context.Context) {
 	var released <-chan struct{}
-	if a.releaser != nil {
-		released = a.releaser.Changed()
+	if a.cfg.Releaser != nil {
+		released = a.cfg.Releaser.Changed()
 	}
 	for {
 		a.mu.Lock()
@@ -69,7 +69,7 @@ func (a *Allocator) writePending() {
 		return
 	}
 	uids := lists.Map(forget, func(p *pod) device.PodUID { return p.demand.Pod.UID })
-	a.written(save, forget, a.store.SavePods(records, uids))
+	a.written(save, forget, a.cfg.Store.SavePods(records, uids))
 }
 
 // due returns the pods to write with their records, and the pods to forget, and removes them from the lists.
@@ -116,7 +116,7 @@ func (a *Allocator) written(save, forget []*pod, err error) {
 	}
 	if err != nil {
 		if !a.storeErr {
-			a.log.Error("cannot write state file; retrying", "err", err)
+			a.cfg.Log.Error("cannot write state file; retrying", "err", err)
 		}
 		for _, p := range save {
 			a.saveLaterLocked(p)
@@ -124,7 +124,7 @@ func (a *Allocator) written(save, forget []*pod, err error) {
 		a.scheduleWriteLocked(writeRetry)
 	} else {
 		if a.storeErr {
-			a.log.Info("state file writable again")
+			a.cfg.Log.Info("state file writable again")
 			for _, p := range a.waiting {
 				if p.wait.Reason == device.StoreUnavailable {
 					a.queueLocked(p)
