@@ -93,15 +93,6 @@ func (s nodeState) differences(want map[device.ResourceName]int) map[device.Reso
 	return diff
 }
 
-// raised returns want, or the Node's capacity where that is higher.
-func (s nodeState) raised(want map[device.ResourceName]int) map[device.ResourceName]int {
-	raised := make(map[device.ResourceName]int, len(want))
-	for r, n := range want {
-		raised[r] = max(n, s.capacity[r])
-	}
-	return raised
-}
-
 // quantities are the values that a patch sets; nil: the patch removes the resource from the Node.
 type quantities map[device.ResourceName]*int
 

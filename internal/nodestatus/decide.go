@@ -41,7 +41,7 @@ type decider struct {
 	peaks     peaks                             // values that the scheduler may have seen
 	ours      quantities                        // the values of devmgrd's patches
 	withdrawn map[device.ResourceName]time.Time // resources removed from the Node on their way to a lower value, and when
-	found     map[device.ResourceName]int       // what the Node showed at the first decision, other than zero; nil: not read yet
+	found     map[device.ResourceName]int       // what the Node showed at the first decision; nil: not read yet
 	latest    map[device.ResourceName]int       // devmgrd's latest values, which others know until they see another one
 }
 
@@ -87,26 +87,6 @@ func (d *decider) decide(s situation, now time.Time) decision {
 		out.again = loops.Earliest(now.Add(rest), again)
 	}
 	return out
-}
-
-// wanted returns the values that the Node shows in the end, and when to ask again if nothing changes; zero: never.
-func (d *decider) wanted(s situation, now time.Time) (want map[device.ResourceName]int, again time.Time) {
-	capacity, bound := s.capacity, s.requested
-	if !s.listed { // nothing falls, and pods of the state file may be gone
-		capacity, bound = s.node.raised(capacity), nil
-	}
-	d.peaks.observe(s.node, d.ours, now)
-	want, again = d.stable.next(d.peaks.hold(capacity, s.requested), s.certain, s.node, now)
-	if d.found == nil {
-		d.found = positive(s.node.capacity)
-	}
-	if steady := s.back.Add(watchDelay); now.Before(steady) {
-		known := over(s.node.capacity, d.latest)
-		want, again = capped(kept(want, known), known, bound), loops.Earliest(again, steady)
-	} else if steady := s.began.Add(watchDelay); now.Before(steady) {
-		want, again = capped(want, higher(d.found, d.latest), bound), loops.Earliest(again, steady)
-	}
-	return want, again
 }
 
 // patched records that a patch has succeeded.

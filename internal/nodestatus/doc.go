@@ -40,9 +40,9 @@
 //
 //	publisher.go    asks the View and the Node, writes patches, waits for changes
 //	decide.go       what the Node shows next: pure, in the order overwritten, differences, steps
+//	number.go       the number of one resource, as a formula: pure
 //	stabilizer.go   when a fall counts: pure
 //	peaks.go        what pods that are bound may hold up: pure
-//	hold.go         what neither falls nor rises for a while: pure
 //	contention.go   how often another writer has changed a value
 //	judge.go        the conditions, from devices and components: pure
 //	conditions.go   when a condition is written: pure; and the patches

@@ -33,12 +33,3 @@ func (all peaks) observe(seen nodeState, ours quantities, now time.Time) {
 		}
 	}
 }
-
-// hold returns want, or the requests of bound pods where they are higher, up to the peak.
-func (all peaks) hold(want, bound map[device.ResourceName]int) map[device.ResourceName]int {
-	held := make(map[device.ResourceName]int, len(want))
-	for r, n := range want {
-		held[r] = max(n, min(bound[r], all[r].number))
-	}
-	return held
-}

@@ -124,31 +124,31 @@ func (s *stabilizer) lose(want int, now time.Time) (number int, again time.Time)
 // stabilizers are those of all published resources.
 type stabilizers map[device.ResourceName]*stabilizer
 
-// next returns the values to publish now that these are wanted, and when to ask again; zero: never. A new resource begins
-// with the Node's current value.
-func (all stabilizers) next(want map[device.ResourceName]int, sure certain, seen nodeState, now time.Time) (numbers map[device.ResourceName]int, again time.Time) {
+// keep forgets all but the resources of want.
+func (all stabilizers) keep(want map[device.ResourceName]int) {
 	maps.DeleteFunc(all, func(r device.ResourceName, _ *stabilizer) bool { _, wanted := want[r]; return !wanted })
-	numbers = make(map[device.ResourceName]int, len(want))
-	for r, n := range want {
-		out := sure.out[r]
-		if all[r] == nil {
-			shown, ok := seen.allocatable[r]
-			if !ok {
-				shown = n
-			}
-			all[r] = newStabilizer(shown + out)
-			all[r].shown = shown
+}
+
+// next returns the value of a resource to publish now that n is wanted, and when to ask again; zero: never. A new resource begins
+// with the Node's current value.
+func (all stabilizers) next(r device.ResourceName, n int, sure certain, seen nodeState, now time.Time) (number int, again time.Time) {
+	out := sure.out[r]
+	if all[r] == nil {
+		shown, ok := seen.allocatable[r]
+		if !ok {
+			shown = n
 		}
-		next := all[r].next
-		if sure.lost[r] {
-			next = all[r].lose
-		}
-		number, due := next(n+out, now)
-		// A cordoned device may count for a pod that has been bound before: when it is back in service, the number rises to what is wanted and not beyond.
-		all[r].shown = min(number-out, max(all[r].shown, n))
-		numbers[r], again = all[r].shown, loops.Earliest(again, due)
+		all[r] = newStabilizer(shown + out)
+		all[r].shown = shown
 	}
-	return numbers, again
+	next := all[r].next
+	if sure.lost[r] {
+		next = all[r].lose
+	}
+	number, again = next(n+out, now)
+	// A cordoned device may count for a pod that has been bound before: when it is back in service, the number rises to what is wanted and not beyond.
+	all[r].shown = min(number-out, max(all[r].shown, n))
+	return all[r].shown, again
 }
 
 // certain is what makes a number fall for certain.

@@ -75,21 +75,16 @@ const registerTimeout = 10 * time.Second
 
 // Registry is the API of this package. All methods may be called at any time and from any goroutine.
 type Registry struct {
-	cfg             Config // immutable after New
-	log             *slog.Logger
-	metrics         *metrics
-	saver           *saver
-	neighbours      Neighbours // of Run
-	server          *registrationServer
-	registerTimeout time.Duration
-	lastPause       time.Duration // of a link that dials back
-	refusePause     time.Duration // before dialling a plugin that has refused to list its devices
-	callPause       time.Duration // of the watcher's calls, the first one
-	sweepPause      time.Duration // between two sweeps of the socket directory
-	steadyTime      time.Duration // of serving, after which a series of restarts is over
-	changed         chan struct{}
-	revision        atomic.Uint64 // of the offers
-	failed          chan error    // the registration service failed
+	cfg        Config // immutable after New
+	log        *slog.Logger
+	metrics    *metrics
+	saver      *saver
+	neighbours Neighbours // of Run
+	server     *registrationServer
+	pauses
+	changed  chan struct{}
+	revision atomic.Uint64 // of the offers
+	failed   chan error    // the registration service failed
 
 	common      *directory
 	tree        *plugindir.Tree // nil: no pod has a directory of its own
@@ -107,6 +102,16 @@ type Registry struct {
 	closing    bool
 }
 
+// pauses are the times that tests shorten.
+type pauses struct {
+	registerTimeout time.Duration // for a plugin's first answer
+	lastPause       time.Duration // of a registration that dials back
+	refusePause     time.Duration // before dialling a plugin that has refused to list its devices
+	callPause       time.Duration // of the watcher's calls, the first one
+	sweepPause      time.Duration // between two sweeps of the socket directory
+	steadyTime      time.Duration // of serving, after which a series of restarts is over
+}
+
 // New returns a Registry with the offers of cfg.Known, as Stale or Lost. Nothing runs before Run.
 func New(cfg Config) *Registry {
 	cfg.mustBeComplete()
@@ -116,19 +121,14 @@ func New(cfg Config) *Registry {
 		}
 	}
 	r := &Registry{
-		cfg:             cfg,
-		log:             cfg.Log,
-		metrics:         newMetrics(cfg.Metrics),
-		registerTimeout: registerTimeout,
-		lastPause:       lastPause,
-		refusePause:     refusePause,
-		callPause:       firstCallPause,
-		sweepPause:      sweepPause,
-		steadyTime:      steadyTime,
-		changed:         make(chan struct{}, 1),
-		failed:          make(chan error, 1),
-		own:             map[device.PodUID]*directory{},
-		resources:       make(map[device.ResourceName]*resourceState, len(cfg.Known)),
+		cfg:       cfg,
+		log:       cfg.Log,
+		metrics:   newMetrics(cfg.Metrics),
+		pauses:    pauses{registerTimeout, lastPause, refusePause, firstCallPause, sweepPause, steadyTime},
+		changed:   make(chan struct{}, 1),
+		failed:    make(chan error, 1),
+		own:       map[device.PodUID]*directory{},
+		resources: make(map[device.ResourceName]*resourceState, len(cfg.Known)),
 	}
 	common := location{sockets: cfg.SocketDir, registry: cfg.RegistryDir, kubelet: cfg.KubeletDir, kubeletRegistry: cfg.KubeletRegistryDir}
 	if cfg.PluginsDir != "" {
