@@ -2,9 +2,8 @@
 // devmgrd.admin.v1 (api/devmgrd/admin/v1) on a unix socket that only root can open.
 //
 //	server.go    the socket, and its clients' rights
-//	service.go   the calls that read
+//	service.go   the calls that read, also for the status page
 //	operate.go   cordon, uncordon, drain, forget
-//	reader.go    the reading calls, for the status page
 //	operator.go  which process gave a command, and the record of it
 //	history.go   former assignments, and the operators' actions
 //	convert.go   devmgrd's values into messages: pure

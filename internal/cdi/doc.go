@@ -5,6 +5,7 @@
 //	spec.go   the file of a request: what a container gets, or a guard: pure
 //	files.go  which files there are: written before the kubelet is answered, removed when neither the kubelet nor a pod needs them
 //	write.go  one file: a draft that the library reads, and its place
+//	readable.go  whether the container runtime reads the files
 //	keep.go   puts files back that others have removed or changed
 //
 // The kubelet asks a DRA driver to prepare a claim. The answer names a CDI device for each device of a request, and the kubelet has
@@ -16,7 +17,7 @@
 //     also while devmgrd is away.
 //   - A guard: a mount whose source does not exist. The runtime cannot start a container with it. devmgrd's NRI hook removes the
 //     mount and injects what the container gets. A request has a guard where a file cannot say what each of its containers gets:
-//     package nri decides that (its file alone.go).
+//     package nri decides that (Grants).
 //
 // A file changes once at most, from the grant to the guard: where containers that use it later get something else, or a plugin has
 // granted something else. So a container has either what the file says now, or a guard, or is refused by the hook.

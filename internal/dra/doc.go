@@ -6,12 +6,16 @@
 //	names.go       the devices' names in DRA: pure
 //	slices.go      from the devices of a resource to the ResourceSlices that show them: pure
 //	attributes.go  what the slices say of a device: NUMA node, PCI address, ...
+//	offering.go    which resources are offered through claims
+//	move.go        the move of a resource between the Node's numbers and ResourceSlices, with its times
+//	class.go       the DeviceClass of a resource
 //	publisher.go   writes the ResourceSlices of this node, and restores them when the kubelet removes them
 //	store.go       the ResourceSlices of this node, as the API server has them
 //	pace.go        when a ResourceSlice may be written
 //	word.go        what a plugin says of its devices, and when the slices follow it
 //	claims.go      from a pod's claims to the devices that the scheduler has chosen: a demand for exactly these
 //	server.go      answers the kubelet: registration, preparation of claims
+//	metrics.go     writes, and what the slices show
 //	health.go      reports the devices' health to the kubelet
 //
 // The path of one pod:

@@ -47,6 +47,9 @@
 //	judge.go        the conditions, from devices and components: pure
 //	conditions.go   when a condition is written: pure; and the patches
 //	cordons.go      the Node's annotation
+//	store.go        the newest state of the Node, from the watch and from patches
+//	convert.go      the Node object into that state, and quantities into a patch: pure
+//	metrics.go      patches, and what the Node shows
 //
 // A watch of the Node and the View both signal that something has changed. The publisher then decides, sends the patch, takes the
 // answer for the newest state of the Node, and decides again. The decider remembers devmgrd's own patches, the withdrawn resources

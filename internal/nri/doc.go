@@ -11,7 +11,7 @@
 //	host              stat the device nodes and mount sources             host.go, hostchecks.go
 //	CDI               what CDI devices set wins over plain grants         cdi.go
 //	arguments         $(NAME) of a plugin's variable                      args.go          pure
-//	adjustment        the answer, with the assignment annotation          adjust.go, adjustment.go, stamp.go
+//	adjustment        the answer, with the assignment annotation          adjust.go, stamp.go
 //	sizes             does it fit into the runtime's messages?            message.go
 //	validation        after all NRI plugins: is everything still there?   validate.go      pure
 //
@@ -41,7 +41,7 @@
 //   - The runtime calls all hooks of a node one after the other under one lock. So the hook waits for an allocation in
 //     progress at most MaxWait, and for the one read of an unknown pod at most liveRead.
 //   - No answer ends the connection. Messages have at most 4 MiB, so the package counts what it adds to a container while it
-//     adds it (adjustment.go), and checks every answer before it leaves (message.go). Arguments of a pod and grants of a
+//     adds it (adjust.go), and checks every answer before it leaves (message.go). Arguments of a pod and grants of a
 //     plugin may both be long.
 //   - Containers are refused in CreateContainer only. A refused sandbox leaks a record in several releases of containerd,
 //     and the next start of containerd then fails (containerd issue 13609).

@@ -1,15 +1,18 @@
 // Package podresources serves the kubelet's PodResources API with the devices that devmgrd assigns.
 //
 //	v1 List, Get, GetAllocatableResources   lister.go   as the kubelet answers them
-//	v1alpha1 List                           alpha.go    the same
-//	v1alpha1 PodResources                   alpha.go    the endpoint's first proposal: List and ListDevices
+//	v1alpha1 List                           lister.go   the same
+//	v1alpha1 PodResources                   lister.go   the endpoint's first proposal: List and ListDevices
 //	devmgrd.podresources.v1 Watch           watch.go    a snapshot, then every change
 //
 // The path of one answer:
 //
 //	limits.go      each client has a rate of its own
 //	kubelet.go     ask the kubelet for CPUs, memory, dynamic resources, and devices of other managers
-//	entrycache.go  pods' entries, encoded; most have not changed since the last request
+//	convert.go     a pod's entry in each version of the API: pure
+//	ask.go         what the kubelet's own device manager has, for "devmgrd check"
+//	server.go      the sockets
+//	metrics.go     requests and refusals
 //	merge.go       the kubelet's entries and devmgrd's, pod by pod and container by container: pure
 //
 // # Which answer counts

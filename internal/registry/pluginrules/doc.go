@@ -4,6 +4,7 @@
 //	rules.go    the rules: parsed, and asked about one registration or one grant; pure
 //	pattern.go  patterns of names and paths; pure
 //	guard.go    the rules of this node at work: log, metric, event; refusals where they are enforced
+//	file.go     reads a rules file
 //	seen.go     what plugins have granted on this node, for suggestions
 //	suggest.go  a rules file from what a node has seen; pure
 //

@@ -3,12 +3,14 @@
 //
 //	facts.go           the facts of a node
 //	gather.go          where they come from: files, sockets, the daemon, the API server, the kubelet
-//	cri.go             the runtime's name, version and settings, through the CRI; crisizes.go: its containers
+//	cri.go             the runtime's name, version and settings, through the CRI, and its containers
 //	containerd.go      containerd's configuration files
+//	crio.go            CRI-O's configuration in force
 //	kubeletconfig.go   the kubelet's configuration file
 //	judge.go           the order of the checks; the daemon's own files and sockets
 //	runtime.go         the container runtime, NRI, and cgroups
 //	sizes.go           pods that the runtime cannot list to NRI plugins
+//	claims.go          Dynamic Resource Allocation
 //	cluster.go         the API server, the kubelet and its device manager
 //
 // A check FAILs if containers would not get their devices, or a promise would not hold. It warns of problems that devmgrd can work

@@ -5,7 +5,6 @@
 //	names.go      the steps that take the path, and those that return it
 //	files.go      one name: whose file it is, and changes of it
 //	listener.go   one listener for the server, even if the socket has to be bound again
-//	pace.go       limits how often devmgrd takes the path
 //
 // # Three names
 //
