@@ -313,8 +313,8 @@ func (e *barredError) Error() string { return e.err.Error() }
 
 func (e *barredError) Unwrap() error { return e.err }
 
-// allowed returns a *barredError if a rule forbids the plugin to serve its resource.
-func (r *Registry) allowed(ctx context.Context, l *registration) error {
+// checkRules returns a *barredError if a rule forbids the plugin to serve its resource.
+func (r *Registry) checkRules(ctx context.Context, l *registration) error {
 	if r.cfg.Rules == nil {
 		return nil
 	}

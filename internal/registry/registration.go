@@ -39,7 +39,7 @@ type registration struct {
 	id       uint64 // in order of arrival
 	resource device.ResourceName
 	location location
-	endpoint string // see endpoint.go; empty: the plugin has none any longer, and the link is not run
+	endpoint string // see endpoint.go; empty: the plugin has none any longer, and the registration does not run
 	path     string // of the endpoint
 	lack     string // why there is no endpoint
 
@@ -238,7 +238,7 @@ func (l *registration) unseen() bool {
 func (l *registration) dial(ctx context.Context) (*session, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.registry.registerTimeout)
 	defer cancel()
-	if err := l.registry.allowed(ctx, l); err != nil {
+	if err := l.registry.checkRules(ctx, l); err != nil {
 		return nil, err
 	}
 	s, err := connect(ctx, &l.location, l.endpoint, l.registry.cfg.MaxMessageBytes)

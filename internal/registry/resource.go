@@ -95,10 +95,10 @@ func (r *Registry) nextNumber() uint64 {
 	return r.lastNumber
 }
 
-// checkRoom returns an error if a registration would be refused. accept checks again.
-func (r *Registry) checkRoom(l *registration) error {
+// checkAcceptable returns an error if a registration would be refused. accept checks again.
+func (r *Registry) checkAcceptable(l *registration) error {
 	r.mu.Lock()
-	err := r.checkRoomLocked(l)
+	err := r.checkAcceptableLocked(l)
 	r.mu.Unlock()
 	if errors.As(err, new(*fullError)) && len(r.lostResources()) > 0 {
 		return nil
@@ -106,7 +106,7 @@ func (r *Registry) checkRoom(l *registration) error {
 	return err
 }
 
-func (r *Registry) checkRoomLocked(l *registration) error {
+func (r *Registry) checkAcceptableLocked(l *registration) error {
 	s := r.resources[l.resource]
 	switch {
 	case r.closing:
@@ -146,7 +146,7 @@ func (r *Registry) resourcesLocked(pod device.PodUID) (n int) {
 func (r *Registry) accept(l *registration, to *session) (loser device.ResourceName, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.checkRoomLocked(l); err != nil {
+	if err := r.checkAcceptableLocked(l); err != nil {
 		return "", err
 	}
 	s, rival := r.resources[l.resource], r.sameSocketLocked(l)

@@ -113,10 +113,10 @@ func (r *Registry) connectBack(ctx context.Context, l *registration) (_ *session
 			r.registrationRefused(l.resource, err)
 		}
 	}()
-	if err := r.allowed(ctx, l); err != nil {
+	if err := r.checkRules(ctx, l); err != nil {
 		return nil, err
 	}
-	if err := r.checkRoom(l); err != nil {
+	if err := r.checkAcceptable(l); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.registerTimeout)
