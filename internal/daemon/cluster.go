@@ -28,10 +28,10 @@ func (d *daemon) addCluster() error {
 		KubeletDir: c.Plugins.KubeletDir, Log: log, Metrics: d.metrics,
 	}
 	all := pods.Config{
-		NodeName: c.NodeName, Client: d.api, Sink: d.devices, Runtime: d.present,
+		NodeName: c.NodeName, Client: d.api, Sink: d.devices, Runtime: d.present, Served: served(d.known.Pods),
 		Ignored: c.Plugins.IgnoredResources, Selectors: c.Allocation.Selectors, Log: d.logFor("pods"),
 	}
-	if served, lost := usesClaims(c, d.known, d.stateFile, d.logFor("dra")); served {
+	if uses, lost := usesClaims(c, d.known, d.stateFile, d.logFor("dra")); uses {
 		if lost {
 			node.Forgotten = time.Now()
 		}
@@ -55,6 +55,17 @@ func (d *daemon) addCluster() error {
 		part{name: "apiserver", run: d.release.Run},
 	)
 	return nil
+}
+
+// served returns the pods that have devices.
+func served(known []device.PodRecord) map[device.Pod]bool {
+	all := map[device.Pod]bool{}
+	for _, r := range known {
+		if len(r.Assignments) > 0 {
+			all[r.Demand.Pod] = true
+		}
+	}
+	return all
 }
 
 // expected returns node.expected by resource.

@@ -8,17 +8,15 @@ import (
 )
 
 const (
-	// patienceBurst is how long the containers of one namespace may hold up the runtime at once, and patienceShare the inverse of the part of the time that
-	// they may hold it up in the long run: the runtime creates no other container of the node meanwhile.
+	// patienceBurst is how long the containers of one namespace may hold up the runtime at once by waits that fail, and patienceShare the inverse of the part of the
+	// time that they may in the long run: the runtime creates no other container of the node meanwhile. A hook that gets its answers costs nothing.
 	patienceBurst = time.Second
 	patienceShare = 20
-	// leastPatience is what a hook has in any case. An answer takes a few milliseconds where nothing hangs.
-	leastPatience = 50 * time.Millisecond
-	// free is what a hook may take without being charged.
-	free = 10 * time.Millisecond
+	// leastPatience is what a hook has in any case for the host, of which each path can hang once only (hangs).
+	leastPatience = 200 * time.Millisecond
 )
 
-// allowances are how long hooks of each namespace may wait for a plugin, the API server or the host. The zero value is ready to use.
+// allowances are how long hooks of each namespace may wait for a plugin or the host and fail. The zero value is ready to use.
 type allowances struct {
 	mu sync.Mutex
 	of map[string]*rate.Limiter // in milliseconds, of namespaces that have spent some; the others have all
@@ -34,11 +32,8 @@ func (p *allowances) left(namespace string) time.Duration {
 	return patienceBurst
 }
 
-// spend charges a hook's time.
+// spend charges a wait that has failed, as far as there is anything left: a namespace has no debts.
 func (p *allowances) spend(namespace string, took time.Duration) {
-	if took <= free {
-		return
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for one, l := range p.of {
@@ -52,5 +47,6 @@ func (p *allowances) spend(namespace string, took time.Duration) {
 	if p.of[namespace] == nil {
 		p.of[namespace] = rate.NewLimiter(rate.Every(patienceShare*time.Millisecond), int(patienceBurst.Milliseconds()))
 	}
-	p.of[namespace].ReserveN(time.Now(), int(min(took, patienceBurst).Milliseconds()))
+	l := p.of[namespace]
+	l.AllowN(time.Now(), int(min(float64(took.Milliseconds()), max(0, l.Tokens()))))
 }

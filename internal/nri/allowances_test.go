@@ -50,7 +50,7 @@ func TestAllowance_AllocationInFlight_NamespaceWaitsForItsShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, w := newPlugin(t)
 		w.set(busy(make(chan struct{})))
-		if took := holdUp(p, "ns", 100); took > patienceBurst+p.maxWait+100*free {
+		if took := holdUp(p, "ns", 100); took > patienceBurst+p.maxWait {
 			t.Errorf("100 containers took %v", took)
 		}
 		if took := holdUp(p, "other", 1); took != p.maxWait {
@@ -64,6 +64,26 @@ func TestAllowance_AllocationInFlight_NamespaceWaitsForItsShare(t *testing.T) {
 		p.allowances.spend("third", time.Second)
 		if len(p.allowances.of) != 1 {
 			t.Errorf("%d namespaces are remembered", len(p.allowances.of))
+		}
+	})
+}
+
+// A namespace's containers whose hooks take long, and get their answers, start: however many there are.
+func TestAllowance_HooksGetTheirAnswers_CostNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, w := newPlugin(t)
+		st := busy(nil)
+		for range 100 {
+			done := make(chan struct{})
+			st.Done = done
+			w.set(st)
+			time.AfterFunc(p.maxWait-time.Millisecond, func() {
+				w.set(ready())
+				close(done)
+			})
+			if _, _, err := p.CreateContainer(context.Background(), sandbox(), container()); err != nil {
+				t.Fatal(err)
+			}
 		}
 	})
 }

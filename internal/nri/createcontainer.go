@@ -35,7 +35,6 @@ func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 	}
 	id, name := identity(pod), nameOf(ctr)
 	began := time.Now()
-	defer func() { p.allowances.spend(id.Namespace, time.Since(began)) }()
 	ctx, cancel := context.WithTimeout(ctx, min(budget(ctx), max(p.allowances.left(id.Namespace), leastPatience)))
 	defer cancel()
 
@@ -45,6 +44,9 @@ func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 	}
 	if err == nil {
 		err = p.admit(ctx, adj, id, pod, ctr)
+	}
+	if ctx.Err() != nil && err != nil {
+		p.allowances.spend(id.Namespace, time.Since(began))
 	}
 	if err != nil {
 		reason := device.UnknownPod
@@ -186,6 +188,7 @@ func (p *plugin) claim(ctx context.Context, id device.Pod, c device.Running, may
 	if st.State != device.Busy {
 		return st, nil
 	}
+	began := time.Now()
 	patience := time.NewTimer(min(p.maxWait, p.allowances.left(id.Namespace)))
 	defer patience.Stop()
 	for st.State == device.Busy {
@@ -193,6 +196,7 @@ func (p *plugin) claim(ctx context.Context, id device.Pod, c device.Running, may
 		case <-st.Done:
 			st = p.allocator.Claim(ctx, c)
 		case <-patience.C:
+			p.allowances.spend(id.Namespace, time.Since(began))
 			return st, nil
 		case <-ctx.Done():
 			return st, nil

@@ -13,7 +13,7 @@ import (
 
 const (
 	// maxHostChecks bounds the sources that do not answer: each costs a thread. A node has fewer pods. maxOwnChecks bounds those of one owner.
-	maxHostChecks, maxOwnChecks = 256, 64
+	maxHostChecks, maxOwnChecks = 256, 16
 	// hangs is how long a check is under way before its source counts as one that does not answer: no other caller waits for it.
 	hangs = 200 * time.Millisecond
 )

@@ -111,6 +111,26 @@ func TestMirror_CountsWithItsStaticPod(t *testing.T) {
 			s.lookAtRuntime()
 			s.Delete(forge("x", 13))
 		}, "replace,bind A,drop A,bind A"},
+		"forged, and the true one is not in a list": {func(s *store, r *sandboxes) {
+			r.list(false, "a")
+			s.Add(at("a", 11, "mirror"))
+			s.Add(forge("x", 12))
+			s.Replace([]any{forge("x", 12)}, "20")
+			s.lookAtRuntime()
+		}, "replace,bind A,replace"},
+		"fetched, and an older list lacks it": {func(s *store, r *sandboxes) {
+			r.list(false, "a")
+			seen, _ := s.reader.pod(at("a", 15, "mirror"))
+			if err := s.fetched(seen); err != nil {
+				t.Error(err)
+			}
+			s.Replace(nil, "12")
+		}, "replace,bind A,replace A"},
+		"it had devices before the node's boot, and has no sandbox yet": {func(s *store, r *sandboxes) {
+			r.list(false)
+			s.served = map[device.Pod]bool{{UID: device.PodUID(hashOf("a")), Namespace: "ns", Name: "a"}: true}
+			s.Replace([]any{at("a", 9, "mirror"), forge("x", 8)}, "12")
+		}, "replace,replace A"},
 		"the runtime reports its requests": {func(s *store, r *sandboxes) { r.list(true, "a"); s.Add(at("a", 11, "mirror")) }, "replace,bind A="},
 		"its owner adds the annotation, and takes it away": {func(s *store, r *sandboxes) {
 			r.list(false, "a")

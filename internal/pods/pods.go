@@ -38,7 +38,9 @@ type Config struct {
 	// Claims has demands name the containers' claims. The Sink finds the devices.
 	Claims  bool
 	Runtime Runtime // nil: nothing is known of it
-	Log     *slog.Logger
+	// Served are the pods that had devices before devmgrd's start.
+	Served map[device.Pod]bool
+	Log    *slog.Logger
 }
 
 // A Runtime is what the container runtime shows of pods' sandboxes.
@@ -73,6 +75,7 @@ func New(cfg Config) *Pods {
 		panic("pods: NodeName, Client, Sink and Log are required")
 	}
 	s := newStore(reader{ignoring(cfg.Ignored), cfg.Selectors, cfg.Claims}, cfg.Sink, cfg.Runtime)
+	s.served = cfg.Served
 	return &Pods{
 		node:   cfg.NodeName,
 		client: cfg.Client,

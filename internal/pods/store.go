@@ -19,6 +19,7 @@ type store struct {
 	reader  reader
 	sink    Sink
 	runtime Runtime
+	served  map[device.Pod]bool // pods that had devices before devmgrd's start: the runtime has shown them then
 
 	mu   sync.Mutex // guards what follows; held while the Sink is called, never across I/O
 	pods map[device.PodUID]entry
@@ -113,10 +114,12 @@ func (s *store) shownLocked(e *entry) bool {
 	was := s.pods[e.demand.Pod.UID]
 	shown, local, listed := s.runtime.Static(e.demand.Pod)
 	switch {
-	case was.shown: // its sandbox may be between two
+	case was.shown && was.demand.Pod == e.demand.Pod: // its sandbox may be between two
 		e.shown, e.demand.Mirror = true, was.demand.Mirror
 	case shown:
 		e.shown, e.demand.Mirror = true, local
+	case s.served[e.demand.Pod]: // the machine has booted, and the kubelet has not made its sandbox yet
+		e.shown = true
 	case was.demand.Pod == e.demand.Pod:
 		e.demand.Mirror = was.demand.Mirror
 	}
@@ -319,6 +322,7 @@ func (s *store) Replace(list []any, version string) error {
 	}
 	for _, e := range before {
 		if e.ahead > at {
+			e.counts = true
 			keep(e)
 		}
 	}

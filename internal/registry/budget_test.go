@@ -104,3 +104,22 @@ func TestRoom_OnePodTakesAllItCan_OthersServe(t *testing.T) {
 	plugintest.Start(t, f.dir, gpu, longList(500)...)
 	f.eventually("the host's plugin serves", f.servesNumber(500))
 }
+
+// A plugin pod comes back with other names for its resources. Those that are lost do not count in its share.
+func TestRoom_OwnResourcesAreLost_OthersAreRegistered(t *testing.T) {
+	t.Parallel()
+	f := prepare(t, ownDirs(socketDir(t)), grace(50*time.Millisecond), func(c *registry.Config) { c.MaxResources = 8 })
+	f.with.Allocator = forgetful{f}
+	f.run()
+	dir := f.directory("renamer").Sockets
+	for i := range 4 {
+		name := fmt.Sprintf("old.example/%d", i)
+		p := plugintest.Start(t, dir, name, plugintest.Devices(1)...)
+		f.eventually("it serves", func() bool { return f.Offers()[device.ResourceName(name)].State == device.Serving })
+		p.Stop()
+		f.eventually("it is lost", func() bool { return f.Offers()[device.ResourceName(name)].State == device.Lost })
+	}
+	for i := range 4 {
+		plugintest.Start(t, dir, fmt.Sprintf("new.example/%d", i), plugintest.Devices(1)...)
+	}
+}

@@ -128,10 +128,10 @@ func (r *Registry) checkAcceptableLocked(l *registration) error {
 // share returns the part of a limit of all plugins that one pod's plugins may use: its own directory shows who they are.
 func share(limit int) int { return max(1, limit/2) }
 
-// resourcesLocked returns the number of a plugin pod's resources.
+// resourcesLocked returns the number of a plugin pod's resources, without those that are lost: these make room for others.
 func (r *Registry) resourcesLocked(pod device.PodUID) (n int) {
 	for _, s := range r.resources {
-		if s.registration.location.pod.UID == pod {
+		if s.registration.location.pod.UID == pod && (s.state != device.Lost || s.session != nil) {
 			n++
 		}
 	}
