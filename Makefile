@@ -187,12 +187,12 @@ machine: ## Run the package on a node that boots, with systemd and cgroup v2 (ro
 	@$(gobuild) -title "the tests of the machine" -test -flags "-race -tags=e2e" -o bin/boot.test ./test/boot
 	@$(call testlog,machine,boot,test/boot,120m) $(if $(CUTS),-cuts $(CUTS)) $(if $(SEED),-seed $(SEED)) $(if $(SELINUX),-selinux)
 
-matrix: ## Play the tests that matter on each release of containerd and Kubernetes (root); an hour. CELLS='containerd 2.1' some of them.
+matrix: ## Play the tests that matter on each release of containerd and Kubernetes (root); an hour and a half. CELLS='containerd 2.1' some of them.
 	$(GO) run ./test/matrix/cmd/matrix $(if $(CELLS),-cells '$(CELLS)')
 
 # Packages whose tests start no programs: QEMU would have to emulate these too, which takes binfmt_misc of the whole machine.
-ARM64 = ./api/... ./client/... ./config/... $(addprefix ./internal/,admin allocator backoff containers device failures feed history \
-	holdings kube nodestatus nri placement pluginrules pods preflight shareddir statuspage store visible)
+ARM64 = ./api/... ./client/... ./config/... $(addprefix ./internal/,admin allocator/... backoff cli/internal/preflight device history \
+	kube nodestatus nri pods registry/pluginrules socket/shareddir statuspage store visible)
 arm64: ## Run the unit tests that start no programs as arm64 binaries, which QEMU emulates; some minutes.
 	@command -v qemu-aarch64-static >/dev/null || { echo "qemu-aarch64-static is missing: apt-get install qemu-user-static (Debian)"; exit 1; }
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -timeout 30m -exec qemu-aarch64-static $(ARM64)

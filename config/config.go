@@ -85,7 +85,7 @@ func (c *Config) PluginPodsDir() string { return path.Join(c.RunDir, "plugins") 
 
 // Values of Plugins.OnDuplicate.
 const (
-	Replace = "replace" // the newest plugin of a resource serves it
+	Replace = "replace" // the newest plugin of a resource serves it, once it has listed its devices
 	Reject  = "reject"  // the first plugin serves it until it goes
 )
 

@@ -360,10 +360,10 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 	}
 }
 
-// sameWait reports whether two waits differ in numbers at most: other pods change that of the free devices all the time.
+// sameWait reports whether two waits differ at most in how many devices are free, which other pods change all the time.
 func sameWait(a, b device.Wait) bool {
-	if a.Reason != b.Reason || a.Busy != b.Busy {
-		return false
+	if a.Reason != b.Reason || a.Busy != b.Busy || a.Reason != device.NotEnoughDevices && a.Reason != device.DeviceUnhealthy {
+		return a == b
 	}
 	digit := func(c rune) bool { return c >= '0' && c <= '9' }
 	return a.Message == b.Message || slices.Equal(strings.FieldsFunc(a.Message, digit), strings.FieldsFunc(b.Message, digit))

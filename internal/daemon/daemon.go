@@ -56,8 +56,8 @@ type daemon struct {
 	claims  *claims // nil also: this node offers nothing through claims
 }
 
-// Run runs devmgrd until ctx ends or one of its parts fails. Recovery dictates the order: the state file, then assignments and plugins, then pods, and only
-// then the runtime, so that its first call finds complete data. The parts end in reverse order, and the state file is closed last.
+// Run runs devmgrd until ctx ends or one of its parts fails. Recovery dictates the order: the state file, then assignments and plugins, then pods, then
+// the runtime: its first call finds what the state file has, and reads from the API server what the watch has not brought. The parts end in reverse order, and the state file is closed last.
 func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	kube.RouteLogs(log)
 	nri.RouteLogs(log)

@@ -23,8 +23,9 @@
 //	scheduler    chooses devices from the slices, writes a claim, binds the pod
 //	claims       reads the claim, and binds the pod in the allocator with a demand for these devices
 //	allocator    holds them, asks the plugin, saves: as for any pod. A device that another pod still has is waited for
-//	server       answers the kubelet's NodePrepareResources once the pod has its devices. The answer has no CDI devices
-//	nri          injects what the plugin has granted, as for any pod
+//	cdi          writes the file of each request: what a container gets, or a guard
+//	server       answers the kubelet's NodePrepareResources once the pod has its devices, with the CDI devices of these files
+//	nri          compares what the runtime has made of them with the plugin's grant, or injects that where there is a guard
 //
 // So the scheduler proposes and the state file decides: no claim can put a device into two hands, whatever the scheduler, the kubelet or
 // an operator with a force deletion does (kubernetes/kubernetes issue 141471). NodeUnprepareResources always succeeds: devices are

@@ -17,7 +17,7 @@ import (
 //	        or in the 30 s after devmgrd's start:
 //	        min( stable, max( found, bound ) )                          no such rise
 type figures struct {
-	capacity  int // the View's: usable devices and those in use
+	capacity  int // the View's: usable devices and those in use, and at least the requests of admitted pods
 	requested int // by pods that are bound
 	bound     int // likewise; 0 until all are listed: some that the state file names may have ended
 	peak      int // the most that the Node has shown in the last 30 s

@@ -12,8 +12,8 @@ const (
 	// time that they may in the long run: the runtime creates no other container of the node meanwhile. A hook that gets its answers costs nothing.
 	patienceBurst = time.Second
 	patienceShare = 20
-	// leastPatience is what a hook has in any case for the host, of which each path can hang once only (hangs).
-	leastPatience = 200 * time.Millisecond
+	// leastPatience is what a hook has in any case: for a read of the API server (liveRead), and for the host, of which each path can hang once only (hangs).
+	leastPatience = 400 * time.Millisecond
 )
 
 // allowances are how long hooks of each namespace may wait for a plugin or the host and fail. The zero value is ready to use.

@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/containerd/nri/pkg/api"
+
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -21,6 +23,8 @@ func hang(t *testing.T, l *hostChecks, sources ...string) {
 	}
 	t.Cleanup(func() { close(block) })
 }
+
+func errOf(_ []*api.ContainerUpdate, err error) error { return err }
 
 // holdUp has containers of a namespace created one after the other, and returns how long the runtime created no other.
 func holdUp(p *plugin, namespace string, n int) time.Duration {
@@ -103,5 +107,28 @@ func TestHostChecks_ManyOfANamespaceHang_OthersAreMade(t *testing.T) {
 	w.set(granted(device.Grant{Nodes: []device.Node{{HostPath: "/dev/null", ContainerPath: "/dev/x", Permissions: "rw"}}}))
 	if _, _, err := p.CreateContainer(context.Background(), sandbox(), container()); err != nil {
 		t.Error(err)
+	}
+}
+
+// The CDI files of a container that could not be created do not answer. Its end holds up the runtime as its creation does.
+func TestAllowance_ContainerEnds_HookWaitsForItsShare(t *testing.T) {
+	t.Parallel()
+	p, _ := newPlugin(t)
+	block := make(chan struct{})
+	t.Cleanup(func() { close(block) })
+	name := "a.com/x=1"
+	if one, _ := p.hostChecks.of("ns").join("files of CDI devices "+name, func() (any, error) { <-block; return "", nil }); one == nil {
+		t.Fatal("no check is begun")
+	}
+	time.Sleep(hangs + time.Millisecond)
+	began := time.Now()
+	for range 5 {
+		p.attempts.given(main, "c", []string{name})
+		if err := errOf(p.StopContainer(context.Background(), sandbox(), container())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if took := time.Since(began); took > hookBudget {
+		t.Errorf("5 ends took %v", took)
 	}
 }

@@ -104,9 +104,14 @@ func (p *plugin) stopped(ctx context.Context, event string, pod *api.PodSandbox,
 	p.notRedirected.remove(ctr.GetId())
 	c := running(pod, ctr)
 	if names := p.attempts.unstarted(c.Container, c.ID); len(names) > 0 {
-		ctx, cancel := context.WithTimeout(ctx, budget(ctx))
+		namespace := pod.GetNamespace()
+		ctx, cancel := context.WithTimeout(ctx, min(budget(ctx), p.allowances.left(namespace)))
 		defer cancel()
-		c.Lacks, _ = checkHost(ctx, p.hostChecks, "files of CDI devices", strings.Join(names, ", "), func() (string, error) { return cdiLacks(cdiDirs, names), nil })
+		began := time.Now()
+		c.Lacks, _ = checkHost(ctx, p.hostChecks.of(namespace), "files of CDI devices", strings.Join(names, ", "), func() (string, error) { return cdiLacks(cdiDirs, names), nil })
+		if ctx.Err() != nil {
+			p.allowances.spend(namespace, time.Since(began))
+		}
 	}
 	p.runtime.RuntimeStopped(c)
 	return nil

@@ -40,7 +40,7 @@ type Runtime interface {
 	RuntimeStarted(device.Running)                      // the container has all its devices
 	RuntimeStopped(device.Running)                      // the container has ended, or was never started
 	RuntimeRemoved(pod device.PodUID, sandbox string)   // the sandbox and all its containers are gone
-	RuntimeLost()                                       // the connection is lost: no container is known until RuntimeSynced
+	RuntimeLost()                                       // the connection is lost: which containers there are is not certain until RuntimeSynced
 }
 
 // Pods reads pods that the watch has not reported.

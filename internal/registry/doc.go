@@ -22,6 +22,8 @@
 //	socket         kubelet.sock: bind, publish, watch, restore            socket.go, watch.go
 //	pluginWatcher  a registry directory, with a watchedSocket for each    pluginwatcher.go
 //	watchedSocket  one plugin that waits to be called: ask, notify        watchedsocket.go, info.go
+//	server         the Registration service on kubelet.sock               server.go
+//	saver          writes plugins' records, at most once a second         saver.go
 //	callers        which directory a caller dialled; limits               callers.go
 //
 // # The order of events

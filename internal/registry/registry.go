@@ -42,7 +42,7 @@ type Config struct {
 	Rules              Rules    // nil: any plugin may serve any resource, and grant anything
 
 	Listener         net.Listener          // the registration socket, if systemd created it
-	RejectDuplicates bool                  // refuse a second plugin while the first one serves; else the newest wins
+	RejectDuplicates bool                  // refuse a second plugin while the first one serves; else the newest that has listed its devices wins
 	Known            []device.PluginRecord // the store's records: dialled at the start, Stale or Lost until they serve
 
 	Store   Store
@@ -96,7 +96,7 @@ type Registry struct {
 
 	mu         sync.Mutex // guards the fields below; never held across a call, a file access or a save
 	resources  map[device.ResourceName]*resourceState
-	lastNumber uint64 // registrations and streams so far: the identity of a link, and of a plugin's stream
+	lastNumber uint64 // registrations and streams so far: the identity of a registration, and of a plugin's stream
 	own        map[device.PodUID]*directory
 	running    bool
 	closing    bool

@@ -24,7 +24,7 @@ type saver struct {
 	fetch func(device.ResourceName) (device.PluginRecord, bool)
 	wake  chan struct{}
 
-	commitMu sync.Mutex // held while the Store writes; taken before all other locks
+	commitMu sync.Mutex // held while the Store writes; taken after the allocator's commitMu, before all others
 
 	mu    sync.Mutex // guards the fields below; taken after Registry.mu, never the other way round
 	dirty map[device.ResourceName]bool

@@ -69,7 +69,9 @@ func (c *watchedSocket) Run(ctx context.Context, first func()) {
 			d := pause.Next()
 			c.log.Log(ctx, level, "cannot register waiting plugin; retrying", "err", err, "wait", d)
 			c.wait(ctx, time.After(d), mine)
-			_ = c.retries.Wait(ctx) // fails with ctx only
+			if !c.deaf.Load() { // else it costs little
+				_ = c.retries.Wait(ctx) // fails with ctx only
+			}
 		}
 	}
 	if mine != nil {

@@ -104,3 +104,22 @@ func TestDocuments_NameFilesThatExist(t *testing.T) {
 		t.Errorf("only %d names were found", names)
 	}
 }
+
+// The packages whose tests "make arm64" runs are there.
+func TestMakefile_Arm64_NamesPackagesThatExist(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, found := strings.Cut(string(text), "$(addprefix ./internal/,")
+	list, _, _ = strings.Cut(list, ")")
+	names := strings.Fields(strings.ReplaceAll(list, "\\", ""))
+	if !found || len(names) < 10 {
+		t.Fatalf("only %d packages were found", len(names))
+	}
+	for _, name := range names {
+		if info, err := os.Stat(filepath.Join(root, "internal", strings.TrimSuffix(name, "/..."))); err != nil || !info.IsDir() {
+			t.Errorf("internal/%s is not there", name)
+		}
+	}
+}

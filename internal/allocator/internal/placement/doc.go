@@ -1,5 +1,5 @@
 // Package placement chooses the devices of a pod's containers. It is pure: it has no clock, no log and no I/O, and imports nothing
-// but the standard library and device. The allocator calls it under its lock, and carries out the choice. Only Match, which compares
+// but the standard library, device and two helpers of the base. The allocator calls it under its lock, and carries out the choice. Only Match, which compares
 // devices with a pod's patterns, runs before that and without the allocator's lock.
 //
 //	Listing     one plugin's list of devices, prepared for look-ups; never changes         listing.go
