@@ -1,6 +1,7 @@
 package nodestatus
 
 import (
+	"maps"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -48,9 +49,7 @@ func (d *decider) wanted(s situation, now time.Time) (want map[device.ResourceNa
 	d.peaks.observe(s.node, d.ours, now)
 	if d.found == nil {
 		d.found = map[device.ResourceName]int{}
-		for r, n := range s.node.capacity {
-			d.found[r] = n
-		}
+		maps.Copy(d.found, s.node.capacity)
 	}
 	back, began := s.back.Add(watchDelay), s.began.Add(watchDelay)
 	switch {

@@ -58,15 +58,16 @@ func checkHost[T any](ctx context.Context, l *hostChecks, what, source string, f
 		return found, device.Refuse(device.HostDeviceMissing, nil,
 			"the %s %s cannot be checked: %d other sources on the host do not answer", what, source, others)
 	}
+	silent := func(why error) error {
+		return device.Refuse(device.HostDeviceMissing, why, "the host's file system does not answer about the %s %s", what, source)
+	}
 	if l.owner != "" && time.Since(one.began) > hangs {
-		closed, cancel := context.WithDeadline(ctx, one.began)
-		defer cancel()
-		ctx = closed
+		return found, silent(context.DeadlineExceeded)
 	}
 	select {
 	case <-one.done:
 	case <-ctx.Done():
-		return found, device.Refuse(device.HostDeviceMissing, ctx.Err(), "the host's file system does not answer about the %s %s", what, source)
+		return found, silent(ctx.Err())
 	}
 	if one.err != nil {
 		return found, one.err

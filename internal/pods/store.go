@@ -44,8 +44,6 @@ type entry struct {
 	confined bool
 	// mirror: it looks like a mirror pod. shown: the runtime has shown its static pod, so the kubelet has made it.
 	mirror, shown bool
-	// counts is set while a list is read.
-	counts bool
 	// ahead is the version in which Fetch has read the pod; 0 once the watch has delivered it too.
 	ahead uint64
 }
@@ -79,7 +77,7 @@ func (s *store) Update(obj any) error {
 	case taken && !seen.mirror:
 	default:
 		e := entryOf(seen)
-		if taken || !s.shownLocked(&e) {
+		if taken || !s.shownLocked(&e, s.pods[e.demand.Pod.UID]) {
 			s.holdLocked(e)
 			return nil
 		}
@@ -106,12 +104,11 @@ func (s *store) bindLocked(e entry) bool {
 // only once the runtime shows the static pod, by UID, namespace and name; until the runtime has listed its sandboxes, all count. What of the static pod's
 // requests the runtime itself reports is what that says: the mirror's owner may change the annotation.
 
-// shownLocked reports whether a pod counts.
-func (s *store) shownLocked(e *entry) bool {
+// shownLocked reports whether a pod counts. was is the entry of that UID so far.
+func (s *store) shownLocked(e *entry, was entry) bool {
 	if !e.mirror {
 		return true
 	}
-	was := s.pods[e.demand.Pod.UID]
 	shown, local, listed := s.runtime.Static(e.demand.Pod)
 	switch {
 	case was.shown && was.demand.Pod == e.demand.Pod: // its sandbox may be between two
@@ -168,7 +165,7 @@ func (s *store) lookAtRuntime() {
 		if !e.mirror || e.shown {
 			continue
 		}
-		if now := e; !s.shownLocked(&now) {
+		if now := e; !s.shownLocked(&now, e) {
 			s.dropLocked(e.demand.Pod)
 			s.holdLocked(e)
 		} else if now.shown {
@@ -185,7 +182,7 @@ func (s *store) lookAtRuntime() {
 // countsLocked binds a pod that has not counted so far and does now, and reports whether it is one.
 func (s *store) countsLocked(pod device.Pod) bool {
 	e, is := s.held[keyOf(pod)]
-	if _, taken := s.hasLocked(pod); !is || taken || e.demand.Pod != pod || !s.shownLocked(&e) {
+	if _, taken := s.hasLocked(pod); !is || taken || e.demand.Pod != pod || !s.shownLocked(&e, s.pods[e.demand.Pod.UID]) {
 		return false
 	}
 	return s.bindLocked(e)
@@ -304,14 +301,11 @@ func (s *store) Replace(list []any, version string) error {
 	slices.SortFunc(listed, func(a, b entry) int {
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.demand.Created.Compare(b.demand.Created), cmp.Compare(a.demand.Pod.Namespace, b.demand.Pod.Namespace), cmp.Compare(a.demand.Pod.Name, b.demand.Pod.Name))
 	})
-	for i := range listed {
-		listed[i].counts = s.shownLocked(&listed[i])
-	}
 	s.pods, s.held, s.left, s.size, s.mirrors, s.passed = map[device.PodUID]entry{}, map[types.NamespacedName]entry{}, map[device.PodUID]bool{}, 0, 0, at
 	var demands []device.PodDemand
 	keep := func(e entry) {
 		switch _, taken := s.pods[e.demand.Pod.UID]; {
-		case e.mirror && (taken || !e.counts):
+		case e.mirror && (taken || !s.shownLocked(&e, before[e.demand.Pod.UID])):
 			s.holdLocked(e)
 		case !taken && s.keepLocked(&e):
 			demands = append(demands, e.demand)
@@ -322,7 +316,6 @@ func (s *store) Replace(list []any, version string) error {
 	}
 	for _, e := range before {
 		if e.ahead > at {
-			e.counts = true
 			keep(e)
 		}
 	}
@@ -395,7 +388,7 @@ func (s *store) fetched(seen podState) error {
 	e.ahead = seen.version
 	switch has, taken := s.hasLocked(seen.demand.Pod); {
 	case has, s.countsLocked(seen.demand.Pod):
-	case taken, seen.version <= s.passed && !s.left[seen.demand.Pod.UID], !s.shownLocked(&e):
+	case taken, seen.version <= s.passed && !s.left[seen.demand.Pod.UID], !s.shownLocked(&e, s.pods[e.demand.Pod.UID]):
 		return ErrNotFound
 	case !s.bindLocked(e):
 		return device.Refuse(device.PodTooLarge, nil, "the requests of this node's pods take more than %d MiB together; the pod waits until others have ended", maxPodsSize>>20)

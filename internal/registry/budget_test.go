@@ -96,11 +96,10 @@ func TestRoom_OnePodTakesAllItCan_OthersServe(t *testing.T) {
 	if _, there := f.Offers()["lost.example/x"]; !there {
 		t.Error("a lost resource was forgotten for it")
 	}
-	long := plugintest.Start(t, f.directory("second").Sockets, "long.example/x", longList(600)...)
+	plugintest.Start(t, f.directory("second").Sockets, "long.example/x", longList(600)...)
 	f.eventually("its list is refused", func() bool {
 		return strings.Contains(f.Offers()["long.example/x"].LastError, "half of plugins.maxTotalBytes")
 	})
-	_ = long
 	plugintest.Start(t, f.dir, gpu, longList(500)...)
 	f.eventually("the host's plugin serves", f.servesNumber(500))
 }
