@@ -69,6 +69,21 @@ func TestAllowance_AllocationInFlight_NamespaceWaitsForItsShare(t *testing.T) {
 	})
 }
 
+// The containers of many namespaces hold up the runtime for four seconds, and for a fifth of the time after that.
+func TestAllowance_AllocationsInFlightInManyNamespaces_HaveALimitInSum(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, w := newPlugin(t)
+		w.set(busy(make(chan struct{})))
+		var took time.Duration
+		for i := range 100 {
+			took += holdUp(p, fmt.Sprint("ns", i), 10)
+		}
+		if most := (sumBurst + p.maxWait) * sumShare / (sumShare - 1); took > most {
+			t.Errorf("1000 containers took %v, at most %v expected", took, most)
+		}
+	})
+}
+
 // A namespace's containers whose hooks take long, and get their answers, start: however many there are.
 func TestAllowance_HooksGetTheirAnswers_CostNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -94,16 +109,32 @@ func TestHostChecks_ManyOfANamespaceHang_OthersAreMade(t *testing.T) {
 	t.Parallel()
 	p, w := newPlugin(t)
 	var sources []string
-	for i := range maxOwnChecks {
+	for i := range maxHostChecks / (ownShare + 1) {
 		sources = append(sources, fmt.Sprint("device /hung/", i))
 	}
 	hang(t, p.hostChecks.of("evil"), sources...)
-	if one, others := p.hostChecks.of("evil").join("device /hung/more", nil); one != nil || others != maxOwnChecks {
+	if one, others := p.hostChecks.of("evil").join("device /hung/more", nil); one != nil || others != len(sources) {
 		t.Errorf("another one is checked; %d others hang", others)
 	}
 	w.set(granted(device.Grant{Nodes: []device.Node{{HostPath: "/dev/null", ContainerPath: "/dev/x", Permissions: "rw"}}}))
 	if _, _, err := p.CreateContainer(context.Background(), sandbox(), container()); err != nil {
 		t.Error(err)
+	}
+}
+
+// Sources of many namespaces do not answer. Those of another one are checked.
+func TestHostChecks_ManyNamespacesHang_OthersAreMade(t *testing.T) {
+	t.Parallel()
+	p, _ := newPlugin(t)
+	block := make(chan struct{})
+	defer close(block)
+	for i := range 50 {
+		for j := range ownShare {
+			p.hostChecks.of(fmt.Sprint("evil", i)).join(fmt.Sprint("device /hung/", i, "/", j), func() (any, error) { <-block; return nil, nil })
+		}
+	}
+	if one, others := p.hostChecks.of("ns").join("device /dev/null", func() (any, error) { <-block; return nil, nil }); one == nil {
+		t.Errorf("no source of another namespace is checked; %d hang", others)
 	}
 }
 

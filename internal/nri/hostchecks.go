@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// maxHostChecks bounds the sources that do not answer: each costs a thread. A node has fewer pods. maxOwnChecks bounds those of one owner.
-	maxHostChecks, maxOwnChecks = 256, 16
+	// maxHostChecks bounds the sources that do not answer: each costs a thread. A node has fewer pods. One owner may have one, and one in ownShare of those that are free.
+	maxHostChecks, ownShare = 256, 16
 	// hangs is how long a check is under way before its source counts as one that does not answer: no other caller waits for it.
 	hangs = 200 * time.Millisecond
 )
@@ -91,7 +91,7 @@ func (l *hostChecks) join(source string, f func() (any, error)) (one *hostCheck,
 	switch {
 	case len(l.underway) >= maxHostChecks:
 		return nil, maxHostChecks
-	case l.owner != "" && own >= maxOwnChecks:
+	case l.owner != "" && own > 0 && own >= (maxHostChecks-len(l.underway))/ownShare:
 		return nil, own
 	}
 	one = &hostCheck{owner: l.owner, began: time.Now(), done: make(chan struct{})}

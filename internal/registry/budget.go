@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -21,68 +22,65 @@ func (r *deviceList) weight() int {
 	return n
 }
 
-// afford fails if the lists of all resources, with this one, would need more than plugins.maxTotalBytes, or those of one pod's plugins more than their share.
-// It forgets lost, unused resources to make room, but not for more than that. An accepted list counts from then on.
+// afford fails if the lists of all resources, with this one, would need more than plugins.maxTotalBytes, or those of one pod's plugins more than their share
+// (share.go). It forgets lost, unused resources to make room, but not for more than that. An accepted list counts from then on.
 func (r *Registry) afford(l *registration, list deviceList) error {
 	weight := list.weight()
 	for {
-		others, own := r.tryAfford(l, weight)
-		switch limit := share(r.cfg.MaxTotalBytes); {
-		case own+weight > limit:
-			return &budgetError{resource: l.resource, bytes: weight, others: own, limit: limit, pod: l.location.pod}
-		case others+weight <= r.cfg.MaxTotalBytes:
-			return nil
-		case !r.makeRoom(l.resource):
-			return &budgetError{resource: l.resource, bytes: weight, others: others, limit: r.cfg.MaxTotalBytes}
+		err := r.tryAfford(l, weight)
+		if full := new(budgetError); err == nil || !errors.As(err, &full) || !r.makeRoom(l.resource) {
+			return err
 		}
 	}
 }
 
-// tryAfford returns the memory of the other resources, and that of those of the same pod, and counts the resource's own if the sums are within the limits.
-// own is too small for a limit where the pod is not known.
-func (r *Registry) tryAfford(l *registration, weight int) (others, own int) {
+// tryAfford counts a list if it is within the limits.
+func (r *Registry) tryAfford(l *registration, weight int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	count := func(of *registration, bytes int) {
-		if others += bytes; of.location.pod.UID == l.location.pod.UID {
-			own += bytes
+	kept, uses := 0, part{weight, weight} // kept: of the other lists, lost resources' too
+	count := func(of *registration, bytes int, lost bool) {
+		kept += bytes
+		if lost {
+			return
+		}
+		if uses.all += bytes; of.pod == l.pod {
+			uses.own += bytes
 		}
 	}
 	for _, s := range r.resources {
 		if s.registration != l && !(s.resource == l.resource && !s.reserves(l)) {
-			count(s.registration, s.weight)
+			count(s.registration, s.weight, s.lost())
 		}
 		for _, other := range s.reserve {
 			if other != l {
-				count(other, other.weight)
+				count(other, other.weight, false)
 			}
 		}
 	}
-	if !l.location.pod.Known() {
-		own = -weight
+	switch limit := r.cfg.MaxTotalBytes; {
+	case l.pod != "" && uses.exceeds(limit):
+		return &shareError{resource: l.resource, pod: l.whose(), has: uses.own - weight, more: weight, free: limit - uses.all + weight, of: "plugins.maxTotalBytes"}
+	case kept+weight > limit:
+		return &budgetError{resource: l.resource, bytes: weight, others: kept, limit: limit}
 	}
 	switch s := r.resources[l.resource]; {
-	case s == nil || others+weight > r.cfg.MaxTotalBytes || own+weight > share(r.cfg.MaxTotalBytes):
+	case s == nil:
 	case s.registration == l:
 		s.weight = weight
 	case s.reserves(l):
 		l.weight = weight
 	}
-	return others, own
+	return nil
 }
 
 // A budgetError reports a list beyond plugins.maxTotalBytes.
 type budgetError struct {
 	resource             device.ResourceName
 	bytes, others, limit int
-	pod                  device.PluginPod // if its share is the limit
 }
 
 func (e *budgetError) Error() string {
-	if e.pod.Known() {
-		return fmt.Sprintf("the list of %s needs %d bytes next to the %d of the other resources of pod %s, and %d, half of plugins.maxTotalBytes, are allowed together; "+
-			"raise it, with the service's memory limit", e.resource, e.bytes, e.others, e.pod, e.limit)
-	}
 	return fmt.Sprintf("the list of %s needs %d bytes next to the %d of all other resources, and plugins.maxTotalBytes allows %d together; "+
 		"raise it, with the service's memory limit, or forget resources with devmgrd forget", e.resource, e.bytes, e.others, e.limit)
 }

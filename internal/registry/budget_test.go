@@ -1,7 +1,12 @@
 package registry_test
 
 import (
+	"bufio"
 	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -90,7 +95,7 @@ func TestRoom_OnePodTakesAllItCan_OthersServe(t *testing.T) {
 	}
 	one := plugintest.New(t, greedy, "junk.example/more", plugintest.Devices(1)...)
 	one.Serve()
-	if err := one.Register(); err == nil || !strings.Contains(err.Error(), "pod kube-system/greedy has 4 resources already, half of plugins.maxResources") {
+	if err := one.Register(); err == nil || !strings.Contains(err.Error(), "of plugins.maxResources, of which 4 are free and the plugins of pod kube-system/greedy have 4") {
 		t.Errorf("a fifth resource: %v", err)
 	}
 	if _, there := f.Offers()["lost.example/x"]; !there {
@@ -98,7 +103,7 @@ func TestRoom_OnePodTakesAllItCan_OthersServe(t *testing.T) {
 	}
 	plugintest.Start(t, f.directory("second").Sockets, "long.example/x", longList(600)...)
 	f.eventually("its list is refused", func() bool {
-		return strings.Contains(f.Offers()["long.example/x"].LastError, "half of plugins.maxTotalBytes")
+		return strings.Contains(f.Offers()["long.example/x"].LastError, "of plugins.maxTotalBytes, of which")
 	})
 	plugintest.Start(t, f.dir, gpu, longList(500)...)
 	f.eventually("the host's plugin serves", f.servesNumber(500))
@@ -121,4 +126,95 @@ func TestRoom_OwnResourcesAreLost_OthersAreRegistered(t *testing.T) {
 	for i := range 4 {
 		plugintest.Start(t, dir, fmt.Sprintf("new.example/%d", i), plugintest.Devices(1)...)
 	}
+}
+
+// Three pods in the common directory register as many resources as they can, one after the other: each leaves as much free as it has, and the
+// host's plugins have the rest.
+func TestRoom_PodsInTheCommonDirectory_LeaveRoom(t *testing.T) {
+	t.Parallel()
+	f := prepare(t, func(c *registry.Config) { c.MaxResources = 12 })
+	f.run()
+	for i, want := range []int{6, 3, 1} {
+		if got := greedyPod(t, f.dir, fmt.Sprintf("0a1b2c3d-1111-2222-3333-44445555666%d", i)); got != want {
+			t.Errorf("pod %d has %d resources, want %d", i, got, want)
+		}
+	}
+	for i := range 2 {
+		plugintest.Start(t, f.dir, fmt.Sprintf("host.example/%d", i), plugintest.Devices(1)...)
+	}
+}
+
+// greedyPod runs TestGreedyPod in the cgroup of a pod until the test ends, and returns how many resources it has registered.
+func greedyPod(t *testing.T, dir, uid string) (registered int) {
+	t.Helper()
+	cgroup := podCgroup(t, uid)
+	pod := exec.Command(plugintest.Executable(t), "-test.run=^TestGreedyPod$", "-test.v")
+	pod.Env = append(os.Environ(), "GREEDY_DIR="+dir, "GREEDY_POD="+uid, "GREEDY_CGROUP="+cgroup, plugintest.QuickExit)
+	in, err := pod.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := pod.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := pod.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		if err := pod.Wait(); err != nil {
+			t.Errorf("the pod's plugins: %v", err)
+		}
+	})
+	for line := bufio.NewScanner(out); line.Scan(); {
+		if _, err := fmt.Sscanf(line.Text(), "registered %d", &registered); err == nil {
+			go io.Copy(io.Discard, out)
+			return registered
+		}
+		t.Log(line.Text())
+	}
+	t.Fatal("the pod's plugins have ended")
+	return 0
+}
+
+// podCgroup makes the cgroup of a pod, as the kubelet does, in a hierarchy of version 1 or 2.
+func podCgroup(t *testing.T, uid string) string {
+	t.Helper()
+	var failed error
+	for _, top := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
+		parent := filepath.Join(top, "kubepods-"+filepath.Base(t.TempDir()))
+		path := filepath.Join(parent, "kubepods", "pod"+uid)
+		if failed = os.MkdirAll(path, 0o755); failed == nil {
+			t.Cleanup(func() {
+				for p := path; p != top; p = filepath.Dir(p) {
+					if err := os.Remove(p); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+			return path
+		}
+	}
+	t.Skip("needs root, and a cgroup file system that can be written: ", failed)
+	return ""
+}
+
+// TestGreedyPod is the process of a plugin pod, which registers resources until one is refused.
+func TestGreedyPod(t *testing.T) {
+	if os.Getenv("GREEDY_DIR") == "" {
+		t.Skip("only as a process of another test")
+	}
+	if err := os.WriteFile(filepath.Join(os.Getenv("GREEDY_CGROUP"), "cgroup.procs"), []byte("0"), 0); err != nil {
+		t.Fatal(err)
+	}
+	for n := 0; ; n++ {
+		p := plugintest.New(t, os.Getenv("GREEDY_DIR"), fmt.Sprintf("%s.example/%d", os.Getenv("GREEDY_POD"), n), plugintest.Devices(1)...)
+		p.Serve()
+		if err := p.Register(); err != nil {
+			fmt.Printf("%v\nregistered %d\n", err, n)
+			break
+		}
+	}
+	io.Copy(io.Discard, os.Stdin)
 }

@@ -90,7 +90,7 @@ func (g *directoryConn) NetConn() net.Conn { return g.Conn }
 // clientOf names the client of a connection: a plugin pod as a whole, since its processes may fork, or another process.
 func clientOf(conn net.Conn) (string, error) {
 	if g, is := conn.(*directoryConn); is && g.directory.pod.Known() {
-		return "pod " + string(g.directory.pod.UID), nil
+		return connlimit.PodClient(g.directory.pod.UID), nil
 	}
 	return connlimit.UnixClient(conn)
 }

@@ -14,6 +14,7 @@
 //	lister         turns a stream's messages into inventories             inventory.go
 //	deviceList     an inventory, with the time each device was added      devicelist.go
 //	budget         the memory of all plugins' lists together              budget.go
+//	share          how much of all resources and lists one pod may have   share.go
 //	restarts       limits the log lines of a plugin that keeps crashing   restarts.go
 //	room           forgets a lost resource when another needs its place   room.go
 //	directory      where plugins register: the common one, a pod's own    directory.go

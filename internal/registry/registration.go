@@ -22,6 +22,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
+	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
 )
 
 const (
@@ -50,6 +51,8 @@ type registration struct {
 	after    <-chan struct{}    // of one in reserve from the state file: tried of the current one; nil: none
 	attempt  func()             // closes tried
 	cancel   context.CancelFunc // ends Run; guarded by Registry.mu, as is what follows
+
+	pod string // whose share of all resources it counts in, as connlimit names it; empty: not known yet, or none
 
 	// Of one in reserve (instances.go):
 	session *session
@@ -86,6 +89,7 @@ func newRegistration(r *Registry, id uint64, resource device.ResourceName, loc l
 	}
 	l.attempt = sync.OnceFunc(func() { close(l.tried) })
 	if loc.pod.Known() {
+		l.pod = connlimit.PodClient(loc.pod.UID)
 		l.log = l.log.With("pod", loc.pod.String())
 	}
 	if loc.pod.ServiceAccount != "" {
@@ -134,7 +138,7 @@ func (l *registration) Run(ctx context.Context, on *session) {
 		l.registry.unreached(l, err)
 		l.attempt()
 		barred := new(barredError)
-		l.wait(ctx, err, &pause, !listed && errors.As(err, new(*endError)) || errors.As(err, new(*budgetError)) ||
+		l.wait(ctx, err, &pause, !listed && errors.As(err, new(*endError)) || errors.As(err, new(*budgetError)) || errors.As(err, new(*shareError)) ||
 			errors.As(err, &barred) && barred.lasting)
 	}
 }

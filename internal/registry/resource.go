@@ -108,11 +108,14 @@ func (r *Registry) checkAcceptable(l *registration) error {
 
 func (r *Registry) checkAcceptableLocked(l *registration) error {
 	s := r.resources[l.resource]
+	if s == nil && !r.closing {
+		if err := r.checkShareLocked(l); err != nil {
+			return err
+		}
+	}
 	switch {
 	case r.closing:
 		return errStopping
-	case s == nil && l.location.pod.Known() && r.resourcesLocked(l.location.pod.UID) >= share(r.cfg.MaxResources):
-		return &shareError{resource: l.resource, pod: l.location.pod, limit: share(r.cfg.MaxResources)}
 	case s == nil && len(r.resources) >= r.cfg.MaxResources:
 		return &fullError{resource: l.resource, limit: r.cfg.MaxResources}
 	case s != nil && r.cfg.RejectDuplicates && s.state == device.Serving && s.registration.path != l.path:
@@ -125,19 +128,6 @@ func (r *Registry) checkAcceptableLocked(l *registration) error {
 	return nil
 }
 
-// share returns the part of a limit of all plugins that one pod's plugins may use: its own directory shows who they are.
-func share(limit int) int { return max(1, limit/2) }
-
-// resourcesLocked returns the number of a plugin pod's resources, without those that are lost: these make room for others.
-func (r *Registry) resourcesLocked(pod device.PodUID) (n int) {
-	for _, s := range r.resources {
-		if s.registration.location.pod.UID == pod && (s.state != device.Lost || s.session != nil) {
-			n++
-		}
-	}
-	return n
-}
-
 // accept starts l, and makes it the resource's registration. While another plugin serves the resource at another socket, that follows when l has listed
 // its devices. The inventory stays until then. On error nothing has changed, and the caller keeps the session.
 //
@@ -146,6 +136,7 @@ func (r *Registry) resourcesLocked(pod device.PodUID) (n int) {
 func (r *Registry) accept(l *registration, to *session) (loser device.ResourceName, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	l.metLocked(to)
 	if err := r.checkAcceptableLocked(l); err != nil {
 		return "", err
 	}
@@ -274,6 +265,7 @@ func (r *Registry) deviceList(resource device.ResourceName) deviceList {
 func (r *Registry) connected(l *registration, on *session) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	l.metLocked(on)
 	s := r.resources[l.resource]
 	if s.reserves(l) {
 		l.session = on

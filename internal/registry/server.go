@@ -193,17 +193,6 @@ func (e *fullError) Error() string {
 		"raise it, or forget one with devmgrd forget", e.resource, e.limit)
 }
 
-// A shareError reports that a plugin pod has as many resources as one may have.
-type shareError struct {
-	resource device.ResourceName
-	pod      device.PluginPod
-	limit    int
-}
-
-func (e *shareError) Error() string {
-	return fmt.Sprintf("pod %s has %d resources already, half of plugins.maxResources, and %s would be one more; raise that, or forget one with devmgrd forget", e.pod, e.limit, e.resource)
-}
-
 // A takenError reports a second plugin of a resource where plugins.onDuplicate is reject.
 type takenError struct {
 	resource device.ResourceName

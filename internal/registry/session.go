@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
 )
 
 // A session is one connection to a plugin. It is never re-dialled: when the connection breaks, the registration opens another
@@ -20,8 +22,9 @@ import (
 type session struct {
 	client   pluginapi.DevicePluginClient
 	began    time.Time
-	preStart bool // of the plugin's options
-	prefers  bool // likewise
+	process  string // that listens, as connlimit names it
+	preStart bool   // of the plugin's options
+	prefers  bool   // likewise
 
 	conn *grpc.ClientConn
 	raw  net.Conn
@@ -39,6 +42,11 @@ func connect(ctx context.Context, loc *location, endpoint string, maxMessage int
 	defer e.Close()
 	raw, err := e.Dial(ctx)
 	if err != nil {
+		return nil, err
+	}
+	process, err := connlimit.UnixClient(raw)
+	if err != nil {
+		raw.Close()
 		return nil, err
 	}
 	var used atomic.Bool
@@ -59,9 +67,10 @@ func connect(ctx context.Context, loc *location, endpoint string, maxMessage int
 		return nil, err
 	}
 	s := &session{
-		began:  time.Now(),
-		client: pluginapi.NewDevicePluginClient(conn),
-		conn:   conn, raw: raw,
+		began:   time.Now(),
+		process: process,
+		client:  pluginapi.NewDevicePluginClient(conn),
+		conn:    conn, raw: raw,
 		turn: make(chan struct{}, 1),
 		over: make(chan struct{}),
 	}

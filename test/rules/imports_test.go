@@ -19,7 +19,7 @@ const module = "github.com/devmgrd/devmgrd/"
 // belongs to that package: it imports the same, and the compiler says who imports it.
 var base = map[string][]string{
 	"internal/device": {"config", "internal/admin", "internal/allocator", "internal/cdi", "internal/cgroups", "internal/checkpoint", "internal/dra", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri",
-		"internal/podresources", "internal/pods", "internal/reclaim", "internal/registry", "internal/statuspage", "internal/store", "internal/units"},
+		"internal/podresources", "internal/pods", "internal/reclaim", "internal/registry", "internal/socket", "internal/statuspage", "internal/store", "internal/units"},
 	"internal/lists":   {"internal/admin", "internal/allocator", "internal/cdi", "internal/checkpoint", "internal/device", "internal/nri", "internal/podresources", "internal/pods", "internal/reclaim", "internal/registry", "internal/statuspage"},
 	"internal/backoff": {"internal/admin", "internal/cdi", "internal/checkpoint", "internal/dra", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/units"},
 	"internal/loops":   {"internal/allocator", "internal/cdi", "internal/checkpoint", "internal/dra", "internal/history", "internal/nodestatus", "internal/nri", "internal/pods", "internal/reclaim", "internal/registry"},

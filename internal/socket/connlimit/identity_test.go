@@ -3,6 +3,7 @@ package connlimit
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -179,6 +180,16 @@ func TestUnixClient(t *testing.T) {
 	if name, err := UnixClient(elsewhere{}); err == nil {
 		t.Errorf("a connection that is not of a unix socket is %q", name)
 	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(make([]byte, 1)); err != io.EOF {
+		t.Fatal(err)
+	}
+	plugintest.Eventually(t, "the process, which has not been waited for, has ended", func() bool {
+		name, err := UnixClient(conn)
+		return err == nil && name == endedClient && IsPod(name)
+	})
 }
 
 // serveVariable has the test binary listen, in a PID namespace of its own, and print the clients that it sees.
@@ -277,7 +288,7 @@ func TestPodOf(t *testing.T) {
 		"no colons":                                                                                                                                "",
 		"1:name=systemd:/podman/pod1\n":                                                                                                            "",
 	} {
-		if got := podOf(cgroups); got != want {
+		if got := podOf(cgroups); string(got) != want {
 			t.Errorf("%q: %q, want %q", cgroups, got, want)
 		}
 	}

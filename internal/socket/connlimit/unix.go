@@ -13,10 +13,24 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/devmgrd/devmgrd/internal/cgroups"
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // pidFS is the type of the file system of pidfds: since Linux 6.9 the inode of a pidfd names its process.
 const pidFS = 0x50494446
+
+const (
+	endedClient = "processes that have ended"
+	podPrefix   = "pod "
+)
+
+// IsPod reports whether UnixClient has named a client of a pod, or one that may be.
+func IsPod(client string) bool {
+	return client == endedClient || strings.HasPrefix(client, podPrefix)
+}
+
+// PodClient returns the name of a pod as a client.
+func PodClient(pod device.PodUID) string { return podPrefix + string(pod) }
 
 // UnixClient names the client of a unix socket: the pod of the process, since processes of a container may fork, or else the
 // process. All processes that have ended are one client, since other processes may use their connections. A process outside the
@@ -41,7 +55,9 @@ func UnixClient(conn net.Conn) (string, error) {
 			return
 		}
 		if peer.Pid > 0 {
-			name = processOf(int(peer.Pid))
+			if name = processOf(int(peer.Pid)); hasEnded(int(fd)) {
+				name = endedClient // another process may have its ID
+			}
 			return
 		}
 		name = processBehind(int(fd))
@@ -53,21 +69,21 @@ func UnixClient(conn net.Conn) (string, error) {
 func processOf(pid int) string {
 	all, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-		return "processes that have ended"
+		return endedClient
 	}
 	if pod := podOf(string(all)); pod != "" {
-		return "pod " + pod
+		return PodClient(pod)
 	}
 	return "process " + strconv.Itoa(pid)
 }
 
 // podOf returns the UID of the pod in a /proc/PID/cgroup, or an empty one.
-func podOf(all string) string {
+func podOf(all string) device.PodUID {
 	for line := range strings.Lines(all) {
 		_, path, _ := strings.Cut(line, ":")
 		_, path, _ = strings.Cut(path, ":")
 		if pod := cgroups.PodOf(strings.TrimSuffix(path, "\n")); pod != "" {
-			return string(pod)
+			return pod
 		}
 	}
 	return ""
@@ -86,4 +102,15 @@ func processBehind(socket int) string {
 		return ""
 	}
 	return "process outside, pidfd " + strconv.FormatUint(file.Ino, 10)
+}
+
+// hasEnded reports whether the process at the other end of a socket has ended, from Linux 6.5 on.
+func hasEnded(socket int) bool {
+	fd, err := unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	if err != nil {
+		return err != unix.ENOPROTOOPT // there is no pidfd of a process that has been waited for
+	}
+	defer syscall.Close(fd)
+	ready, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	return err == nil && ready > 0
 }
