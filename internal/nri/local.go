@@ -142,10 +142,9 @@ func (p *plugin) leave(event string, pod *api.PodSandbox) error {
 type sandboxes struct {
 	changed chan struct{} // size one: of static pods, or all; nil: no one waits for it
 
-	mu     sync.Mutex
-	ids    map[string]map[string]string // by the sandbox's ID the file of its network namespace; empty: it has the host's, or the file is not known
-	named  map[string]namedPod          // those of them whose sandboxes the runtime has shown
-	listed bool                         // replace has been called
+	mu    sync.Mutex
+	ids   map[string]map[string]string // by the sandbox's ID the file of its network namespace; empty: it has the host's, or the file is not known
+	named map[string]namedPod          // those of them whose sandboxes the runtime has shown
 }
 
 // A namedPod is what a pod's sandbox says of it.
@@ -176,12 +175,12 @@ func (s *sandboxes) add(pod *api.PodSandbox) {
 }
 
 // static reports what Presence.Static does. A sandbox of which only the UID is known may be any pod's.
-func (s *sandboxes) static(pod device.Pod) (shown, local, listed bool) {
+func (s *sandboxes) static(pod device.Pod) (shown, local bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	of, known := s.named[string(pod.UID)]
 	shown = known && of.static && of.Pod == pod || !known && len(s.ids[string(pod.UID)]) > 0
-	return shown, of.local, s.listed
+	return shown, of.local
 }
 
 func (s *sandboxes) addID(uid, id, network string) {
@@ -218,7 +217,7 @@ func (s *sandboxes) has(uid device.PodUID) bool {
 func (s *sandboxes) replace(by *sandboxes) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ids, s.named, s.listed = by.ids, by.named, true
+	s.ids, s.named = by.ids, by.named
 	loops.Signal(s.changed)
 }
 

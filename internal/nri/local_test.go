@@ -271,13 +271,13 @@ func TestPresence_StaticPods(t *testing.T) {
 	p.present = &shown.sandboxes
 	is := func(pod device.Pod, want string) {
 		t.Helper()
-		s, local, listed := shown.Static(pod)
-		if got := fmt.Sprint(s, local, listed); got != want {
-			t.Errorf("%v: shown, local, listed are %s, want %s", pod, got, want)
+		s, local := shown.Static(pod)
+		if got := fmt.Sprint(s, local); got != want {
+			t.Errorf("%v: shown, local are %s, want %s", pod, got, want)
 		}
 	}
 	own := device.Pod{UID: "hash", Namespace: "ns", Name: "pod"}
-	is(own, "false false false")
+	is(own, "false false")
 	plain, other := static("s2"), static("s3")
 	plain.Uid, plain.Name, plain.Annotations = "hash2", "pod2", map[string]string{sourceKey: "file"}
 	other.Uid, other.Name, other.Annotations = "uid3", "pod3", map[string]string{sourceKey: sourceAPI}
@@ -292,16 +292,16 @@ func TestPresence_StaticPods(t *testing.T) {
 	default:
 		t.Error("a list is no change")
 	}
-	is(own, "true true true")
-	is(device.Pod{UID: "hash", Namespace: "evil", Name: "pod"}, "false true true")
-	is(device.Pod{UID: "uid3", Namespace: "ns", Name: "pod3"}, "false false true")
-	is(device.Pod{UID: "hash9", Namespace: "ns", Name: "any"}, "true false true") // the runtime has left out its sandbox
+	is(own, "true true")
+	is(device.Pod{UID: "hash", Namespace: "evil", Name: "pod"}, "false true")
+	is(device.Pod{UID: "uid3", Namespace: "ns", Name: "pod3"}, "false false")
+	is(device.Pod{UID: "hash9", Namespace: "ns", Name: "any"}, "true false") // the runtime has left out its sandbox
 	second := device.Pod{UID: "hash2", Namespace: "ns", Name: "pod2"}
-	is(second, "false false true")
+	is(second, "false false")
 	if err := p.RunPodSandbox(context.Background(), plain); err != nil {
 		t.Fatal(err)
 	}
-	is(second, "true false true")
+	is(second, "true false")
 	select {
 	case <-shown.Changed():
 	default:
@@ -310,7 +310,7 @@ func TestPresence_StaticPods(t *testing.T) {
 	if err := p.RemovePodSandbox(context.Background(), plain); err != nil {
 		t.Fatal(err)
 	}
-	is(second, "false false true")
+	is(second, "false false")
 }
 
 // There is no room for the mirror of a static pod: its container does not start without its devices.

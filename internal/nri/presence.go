@@ -19,9 +19,8 @@ func NewPresence() *Presence { return &Presence{sandboxes: sandboxes{changed: ma
 // Has reports whether the runtime has a sandbox of a pod, as of its last connection.
 func (p *Presence) Has(uid device.PodUID) bool { return p.sandboxes.has(uid) }
 
-// Static reports whether the runtime has a sandbox of a static pod, and whether the annotation of that has the pod's requests. listed is false before the
-// first list.
-func (p *Presence) Static(pod device.Pod) (shown, local, listed bool) {
+// Static reports whether the runtime has a sandbox of a static pod, and whether the annotation of that has the pod's requests.
+func (p *Presence) Static(pod device.Pod) (shown, local bool) {
 	return p.sandboxes.static(pod)
 }
 

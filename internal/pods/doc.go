@@ -26,7 +26,7 @@
 // Static pods with the annotation devmgrd.io/resources come from the runtime; this package only counts the requests of their
 // mirror pods. It takes other static pods from their mirror pods, under the UID that the runtime uses. Mirror pods can be forged: the UID that one
 // names counts only if it is a hash as kubelets make them, which no pod of the API server has, and once the runtime shows the static pod, by UID, namespace
-// and name. Before the runtime has listed its sandboxes, of several that name the same the first counts, or the oldest in a full list.
+// and name, or where the static pod had devices before devmgrd's start.
 //
 // It keeps no pod, only demands within limits (limits.go), and does not know the result of a demand.
 package pods

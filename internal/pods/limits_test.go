@@ -73,7 +73,7 @@ func TestLimit_OfOnePod(t *testing.T) {
 func TestLimit_OfAllPods(t *testing.T) {
 	t.Parallel()
 	d := newDiary()
-	s := newStore(reader{}, d, nil)
+	s := newStore(reader{}, d, &sandboxes{all: true})
 	large := crowd("x", 1, 1, 0)
 	large.Spec.Containers[0].Env = []corev1.EnvVar{{Name: strings.Repeat("X", maxPodSize-4000)}}
 	named := func(name string) *corev1.Pod {
@@ -154,11 +154,11 @@ func fill(s *store, edit ...func(*corev1.Pod)) (all []any) {
 func TestLimit_ForgedMirrorPods_LeaveRoomForOthers(t *testing.T) {
 	t.Parallel()
 	d := newDiary()
-	s := newStore(reader{}, d, nil)
-	fill(s, func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} })
+	s := newStore(reader{}, d, &sandboxes{})
+	fill(s, func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: hashOf(p.Name)} })
 	_ = s.Add(newPod("honest", container("c", "a.example/gpu", "1")))
-	if n := len(d.bound); n > 1+maxMirrorsSize/(maxPodSize-32<<10) || d.bound["honest"].Pod.Name == "" {
-		t.Errorf("%d pods are known, among them the honest one: %v", n, d.bound["honest"].Pod.Name != "")
+	if n := len(s.held); n > maxMirrorsSize/(maxPodSize-32<<10) || len(d.bound) != 1 || d.bound["honest"].Pod.Name == "" {
+		t.Errorf("%d forged pods are kept; %d pods are known, among them the honest one: %v", n, len(d.bound), d.bound["honest"].Pod.Name != "")
 	}
 }
 
@@ -166,7 +166,7 @@ func TestLimit_ForgedMirrorPods_LeaveRoomForOthers(t *testing.T) {
 func TestLimit_FullList_KeepsPodsThatRun(t *testing.T) {
 	t.Parallel()
 	d := newDiary()
-	s := newStore(reader{}, d, nil)
+	s := newStore(reader{}, d, &sandboxes{all: true})
 	honest := newPod("honest", container("c", "a.example/gpu", "1"))
 	honest.CreationTimestamp = metav1.NewTime(born.Add(time.Hour))
 	_ = s.Add(honest)
@@ -178,7 +178,7 @@ func TestLimit_FullList_KeepsPodsThatRun(t *testing.T) {
 	d = newDiary()
 	began := metav1.Now()
 	honest.Status.StartTime, honest.Status.ContainerStatuses = &began, []corev1.ContainerStatus{{Name: "c"}}
-	_ = newStore(reader{}, d, nil).Replace(all, "2")
+	_ = newStore(reader{}, d, &sandboxes{all: true}).Replace(all, "2")
 	if d.bound["honest"].Pod.Name == "" {
 		t.Error("a pod that the kubelet has admitted is dropped at the start")
 	}
@@ -187,7 +187,7 @@ func TestLimit_FullList_KeepsPodsThatRun(t *testing.T) {
 func TestLimit_PodsGrow_KeepTheirRequests(t *testing.T) {
 	t.Parallel()
 	d := newDiary()
-	s := newStore(reader{selectors: true}, d, nil)
+	s := newStore(reader{selectors: true}, d, &sandboxes{all: true})
 	fill(s)
 	before := s.size
 	fill(s, func(p *corev1.Pod) {

@@ -37,7 +37,7 @@ type Config struct {
 	Selectors bool
 	// Claims has demands name the containers' claims. The Sink finds the devices.
 	Claims  bool
-	Runtime Runtime // nil: nothing is known of it
+	Runtime Runtime
 	// Served are the pods that had devices before devmgrd's start.
 	Served map[device.Pod]bool
 	Log    *slog.Logger
@@ -47,19 +47,11 @@ type Config struct {
 type Runtime interface {
 	// Has reports whether the runtime has a pod.
 	Has(device.PodUID) bool
-	// Static reports whether the runtime has a static pod of that UID, namespace and name, and whether its own annotation has its requests. listed is false
-	// before the runtime has listed its sandboxes.
-	Static(device.Pod) (shown, local, listed bool)
+	// Static reports whether the runtime has a static pod of that UID, namespace and name, and whether its own annotation has its requests.
+	Static(device.Pod) (shown, local bool)
 	// Changed has a value when Static may return something else.
 	Changed() <-chan struct{}
 }
-
-// unlisted is a runtime of which nothing is known.
-type unlisted struct{}
-
-func (unlisted) Has(device.PodUID) bool                        { return false }
-func (unlisted) Static(device.Pod) (shown, local, listed bool) { return false, false, false }
-func (unlisted) Changed() <-chan struct{}                      { return nil }
 
 // Pods follows the pods of this node.
 type Pods struct {

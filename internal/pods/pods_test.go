@@ -23,7 +23,7 @@ import (
 func follow(t *testing.T, api *kubetest.Server) (*Pods, *diary) {
 	t.Helper()
 	d := newDiary()
-	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: d, Log: kubetest.Log(t)})
+	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: d, Runtime: &sandboxes{all: true}, Log: kubetest.Log(t)})
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -162,7 +162,7 @@ func TestFetch(t *testing.T) {
 	api.Put(at("a", 0))
 	api.Put(at("done", 0, "Failed"))
 	d := newDiary()
-	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: d, Log: kubetest.Log(t)}) // the watch does not run
+	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: d, Runtime: &sandboxes{all: true}, Log: kubetest.Log(t)}) // the watch does not run
 	pod := func(name string) device.Pod {
 		return device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}
 	}
@@ -213,7 +213,7 @@ func TestFind(t *testing.T) {
 	api.Put(at("a", 0))
 	api.Put(at("done", 0, "Failed"))
 	d := newDiary()
-	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: d, Log: kubetest.Log(t)}) // the watch does not run
+	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: d, Runtime: &sandboxes{all: true}, Log: kubetest.Log(t)}) // the watch does not run
 	for name, want := range map[string]bool{"a": true, "b": false, "x": false, "done": false} {
 		if known, err := p.Find(t.Context(), "ns", name); known != want || err != nil {
 			t.Errorf("%s: %v, %v, want %v", name, known, err, want)
@@ -233,7 +233,7 @@ func TestEnded_PodNotBoundToThisNode_ErrorSaysWhereToLook(t *testing.T) {
 	t.Parallel()
 	api := kubetest.New(t)
 	api.Refuse(func(string, string) int { return http.StatusForbidden })
-	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: newDiary(), Log: kubetest.Log(t)})
+	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: newDiary(), Runtime: &sandboxes{all: true}, Log: kubetest.Log(t)})
 	_, _, err := p.Ended(t.Context(), "ns", "a")
 	if !errors.Is(err, ErrUnavailable) || !apierrors.IsForbidden(err) {
 		t.Errorf("%v, want an error that is both unavailable and forbidden", err)
@@ -265,7 +265,7 @@ func TestEnded(t *testing.T) {
 	failed("refused", "OutOfvendor.com/gpu")
 	failed("evicted", "Evicted", corev1.ContainerStatus{Name: "main"})
 	failed("collected", "")
-	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: newDiary(), Log: kubetest.Log(t)})
+	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: newDiary(), Runtime: &sandboxes{all: true}, Log: kubetest.Log(t)})
 	pod := func(name string) device.Pod {
 		return device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}
 	}
@@ -308,7 +308,7 @@ func TestFetch_SinkIsBusy_ReturnsInTime(t *testing.T) {
 	api := kubetest.New(t)
 	api.Put(at("new", 0))
 	sink := busy{newDiary(), make(chan struct{}), make(chan struct{})}
-	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: sink, Log: kubetest.Log(t)})
+	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: sink, Runtime: &sandboxes{all: true}, Log: kubetest.Log(t)})
 	go p.store.Update(at("other", 0))
 	<-sink.asked
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)

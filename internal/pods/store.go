@@ -42,8 +42,8 @@ type entry struct {
 	account string
 	// confined: the pod has nothing of the host's.
 	confined bool
-	// mirror: it looks like a mirror pod. shown: the runtime has shown its static pod, so the kubelet has made it.
-	mirror, shown bool
+	// mirror: it looks like a mirror pod.
+	mirror bool
 	// ahead is the version in which Fetch has read the pod; 0 once the watch has delivered it too.
 	ahead uint64
 }
@@ -53,9 +53,6 @@ func entryOf(seen podState) entry {
 }
 
 func newStore(r reader, to Sink, of Runtime) *store {
-	if of == nil {
-		of = unlisted{}
-	}
 	return &store{reader: r, sink: to, runtime: of, pods: map[device.PodUID]entry{}, held: map[types.NamespacedName]entry{}, left: map[device.PodUID]bool{}, outlived: map[device.PodUID]device.Pod{}}
 }
 
@@ -89,19 +86,15 @@ func (s *store) Update(obj any) error {
 // bindLocked takes a pod and reports it to the Sink. It returns false if there is no room for its demand.
 func (s *store) bindLocked(e entry) bool {
 	s.unholdLocked(e.demand.Pod)
-	was, known := s.pods[e.demand.Pod.UID]
-	taken := s.keepLocked(&e)
-	if known && was.demand.Mirror != e.demand.Mirror { // it is another one for the Sink
-		s.sink.Drop(e.demand.Pod.UID)
+	if !s.keepLocked(&e) {
+		return false
 	}
-	if taken {
-		s.sink.Bind(e.demand)
-	}
-	return taken
+	s.sink.Bind(e.demand)
+	return true
 }
 
 // Any user may create a pod that looks like a mirror pod, and keep it for as long as they like: the kubelet neither admits nor rejects it. So it counts
-// only once the runtime shows the static pod, by UID, namespace and name; until the runtime has listed its sandboxes, all count. What of the static pod's
+// only once the runtime shows the static pod, by UID, namespace and name: until the runtime has listed its sandboxes, nothing is allocated. What of the static pod's
 // requests the runtime itself reports is what that says: the mirror's owner may change the annotation.
 
 // shownLocked reports whether a pod counts. was is the entry of that UID so far.
@@ -109,18 +102,16 @@ func (s *store) shownLocked(e *entry, was entry) bool {
 	if !e.mirror {
 		return true
 	}
-	shown, local, listed := s.runtime.Static(e.demand.Pod)
+	shown, local := s.runtime.Static(e.demand.Pod)
 	switch {
-	case was.shown && was.demand.Pod == e.demand.Pod: // its sandbox may be between two
-		e.shown, e.demand.Mirror = true, was.demand.Mirror
-	case shown:
-		e.shown, e.demand.Mirror = true, local
-	case s.served[e.demand.Pod]: // the machine has booted, and the kubelet has not made its sandbox yet
-		e.shown = true
-	case was.demand.Pod == e.demand.Pod:
+	case was.mirror && was.demand.Pod == e.demand.Pod: // its sandbox may be between two
 		e.demand.Mirror = was.demand.Mirror
+		return true
+	case shown:
+		e.demand.Mirror = local
+		return true
 	}
-	return e.shown || !listed
+	return s.served[e.demand.Pod] // after a boot, or before the runtime's list
 }
 
 // holdLocked keeps a pod that does not count, if there is room.
@@ -161,19 +152,6 @@ func (s *store) followRuntime(ctx context.Context) {
 func (s *store) lookAtRuntime() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for uid, e := range s.pods {
-		if !e.mirror || e.shown {
-			continue
-		}
-		if now := e; !s.shownLocked(&now, e) {
-			s.dropLocked(e.demand.Pod)
-			s.holdLocked(e)
-		} else if now.shown {
-			s.bindLocked(now)
-		} else {
-			s.pods[uid] = now
-		}
-	}
 	for _, e := range s.held {
 		s.countsLocked(e.demand.Pod)
 	}
@@ -193,13 +171,9 @@ func (s *store) countsLocked(pod device.Pod) bool {
 func (s *store) keepLocked(e *entry) bool {
 	uid := e.demand.Pod.UID
 	was, known := s.pods[uid]
-	*s.sumLocked(was) -= was.size
+	s.size -= was.size
 	e.size = size(e.demand)
-	most := maxPodsSize
-	if e.mirror {
-		most = maxMirrorsSize
-	}
-	switch full := !e.shown && *s.sumLocked(*e)+e.size > most; { // root writes static pods
+	switch full := !e.mirror && s.size+e.size > maxPodsSize; { // root writes static pods
 	case full && known && e.size > was.size: // an annotation has been changed
 		e.demand.Demands, e.demand.Containers, e.demand.Sidecars, e.size = was.demand.Demands, was.demand.Containers, was.demand.Sidecars, was.size
 	case full && !known && len(e.demand.Demands) > 0:
@@ -209,18 +183,10 @@ func (s *store) keepLocked(e *entry) bool {
 		e.demand.Containers, e.demand.Sidecars = nil, 0
 		e.size = size(e.demand)
 	}
-	*s.sumLocked(*e) += e.size
+	s.size += e.size
 	s.pods[uid] = *e
 	delete(s.left, uid)
 	return true
-}
-
-// sumLocked returns the sum in which a pod's demand counts.
-func (s *store) sumLocked(e entry) *int {
-	if e.mirror && !e.shown {
-		return &s.mirrors
-	}
-	return &s.size
 }
 
 // Delete receives the deletion of a pod from the watch.
@@ -261,7 +227,7 @@ func (s *store) dropLocked(pod device.Pod) {
 	s.unholdLocked(pod)
 	if has, _ := s.hasLocked(pod); has {
 		e := s.pods[pod.UID]
-		*s.sumLocked(e) -= e.size
+		s.size -= e.size
 		delete(s.pods, pod.UID)
 		s.outlivesLocked(e)
 		s.sink.Drop(pod.UID)

@@ -143,6 +143,7 @@ func TestStore(t *testing.T) {
 		}, "replace a b,drop a"},
 		"ended pods are not there": {func() { list(10, at("b", 9, "Failed"), at("c", 9)) }, "replace c"},
 		"mirror pods that the runtime reports are counted separately": {func() {
+			s.runtime.(*sandboxes).list(true, "a", "d")
 			list(10, at("a", 9, "local"))
 			s.Add(at("d", 11, "local"))
 			s.Delete(at("d", 12, "local"))
@@ -179,7 +180,7 @@ func TestStore(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDiary()
-			s = newStore(reader{}, d, nil)
+			s = newStore(reader{}, d, &sandboxes{all: true})
 			c.story()
 			want := strings.NewReplacer("A", hashOf("a"), "B", hashOf("b"), "D", hashOf("d")).Replace(c.want)
 			if got := strings.Join(d.said(), ","); got != want {
@@ -247,7 +248,7 @@ func TestForgedMirror(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDiary()
-			s := newStore(reader{}, d, nil)
+			s := newStore(reader{}, d, &sandboxes{all: true})
 			story(s)
 			if got := d.bound[owner.UID].Pod; got != owner || len(d.bound) != 1 || len(d.said()) != 1 || !s.knows(owner) {
 				t.Errorf("the UID is of %+v, want %+v; told %q", got, owner, d.said())

@@ -30,6 +30,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
+	"github.com/devmgrd/devmgrd/internal/nri"
 	"github.com/devmgrd/devmgrd/internal/pods"
 )
 
@@ -195,7 +196,7 @@ func (n *node) startDevmgrd(ctx context.Context) error {
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	events := pods.NewEvents(n.name, client)
 	devices := newLedger(events)
-	bound := pods.New(pods.Config{NodeName: n.name, Client: client, Sink: devices, Log: log})
+	bound := pods.New(pods.Config{NodeName: n.name, Client: client, Sink: devices, Runtime: nri.NewPresence(), Log: log})
 	dir, err := placeholderDir()
 	if err != nil {
 		return err
