@@ -52,7 +52,14 @@
 //
 // A pod that cannot have its devices waits with a reason, and is planned again when something that concerns it changes,
 // oldest first. A pod that fits does not wait for an older one that does not. A failed call of a plugin is retried after a
-// pause that doubles up to 30 s. Nothing polls, except for processes that outlive their pod.
+// pause that doubles up to 30 s, with the grants that the failed attempt has brought (kept.go). Nothing polls, except for processes that outlive their pod.
+//
+// A static pod is bound by each report of the runtime that shows a sandbox of it, and dropped when the last sandbox of its UID has stopped. It keeps its devices for
+// 10 s more, in which the kubelet creates the next sandbox, and is dropped after 10 min without a container, because a restarted runtime does not report
+// former sandboxes' ends. The API server's lists do not affect static pods, nor the runtime's lists other pods. No pod of the API server overrides what the runtime
+// has reported of a static pod.
+//
+// The capacity that the Node shows counts no devices of static pods that no mirror pod requests (capacity.go).
 //
 // Readers see immutable values (view.go): Snapshot has all pods with their states, Resources has all resources with their numbers.
 //

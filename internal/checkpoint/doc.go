@@ -37,6 +37,12 @@
 // anything else at its name. The Mirror never waits for a disk: after a power cut the file may be empty or old, and the next
 // start writes it again.
 //
+// # Migration
+//
+// Adopt makes each entry a part of its pod's record, with the demand from the API server. It takes entries of pods that are gone, too: they are released like
+// any other, since a container of theirs may still run. An assignment has the time of the import (Imported): containers that were created earlier have no
+// assignment annotation, and do not count as started without their devices.
+//
 // # What it does not do
 //
 // It does not check whether a kubelet runs: its caller does.

@@ -4,7 +4,8 @@
 // It owns the quantities for the resources of its View, and no others. The Node shows within about a second the View's
 // capacity as the stabilizers pass it on, also after another writer's change. The publisher patches only differences.
 //
-// A rise of the View's capacity is published at once. A fall is published when it has lasted for the stabilization window of
+// A rise of the View's capacity is published at once. Two falls are certain, and published at once: cordoned devices that no pod has, and a resource whose plugin
+// has been away for longer than the grace period. Any other fall is published when it has lasted for the stabilization window of
 // 5 s, and two falls of one resource are at least 10 s apart. A capacity that wavers falls to the highest value of the
 // window. A fall that a rise reverts lengthens the window to more than the fall has lasted, up to 3 min, until the resource
 // has not risen for 10 min. So a device that flaps, or a plugin whose first list is empty, does not change the Node. If the
@@ -57,6 +58,11 @@
 // more, less or none. An event of the watch may be older than the answer to a patch; the publisher ignores such an event,
 // because it would patch once more for each event on its way. It always believes a full list: a stale one costs at most a
 // patch that changes nothing.
+//
+// # The kubelet's directory
+//
+// The publisher keeps a file devmgrd.txt in the kubelet's plugin directory. A kubelet that finds the directory empty when it registers its node, with a
+// runtime that is late, sets all extended resources to zero (kubernetes/kubernetes issue 126943).
 //
 // # Limits of the package
 //

@@ -24,9 +24,31 @@
 // When the runtime lists its containers, the package finds those that have the kubelet's plugin directory, because they were
 // created while devmgrd was down, and remembers them until they end (notredirected.go).
 //
+// # The redirect
+//
+// The answer replaces a container's mount of the kubelet's plugin directory, or of the kubelet.sock in it, at the same place and with the same options, by the pod's own
+// directory; in a pod with a user namespace of its own the owners are mapped as in the former mount. Below a mount of a parent directory, such as
+// /var/lib/kubelet, a mount is added; not if that parent is shared with the host, which the log says. The pod has a directory of its own once one of its containers
+// mounts the kubelet's for writing; without one the common directory takes its place. The kubelet's plugins_registry is replaced in containers that also mount the plugin
+// directory, and in pods that request it: CSI drivers keep the kubelet's. All this is for new containers, of static pods too, and never for existing ones.
+//
+// # Local pods
+//
 // Local pods are unknown to the API server: static pods, and all pods on a node without Kubernetes. Their demands stand in an
 // annotation of the sandbox. The package binds such a pod when its sandbox is created, again with each container, and for all
-// sandboxes that have not stopped when the runtime connects (local.go). The end of a pod's last sandbox is the end of the pod.
+// sandboxes that have not stopped when the runtime connects (local.go). The runtime also lists stopped sandboxes, which differ in having no process and no container.
+// The end of a pod's last sandbox is the end of the pod. A static pod without the annotation and without a mirror pod that can be read
+// starts without devices: it may be the API server itself.
+//
+// # The answer
+//
+// It has what the kubelet would derive from the same grants. Variables and mounts of the pod's own win over a plugin's, and of several resources the first by
+// name; contradictions are reported (event PluginsContradict). Links are resolved, directories of devices walked, and a new grant's missing mount source is made as a
+// directory. test/e2e plays the same grants through a kubelet with its own device manager and through devmgrd, and compares the containers
+// (TestInjection_SamePodAndPlugin_SameAsKubelet); docs/differences.md has what remains.
+//
+// The assignment annotation names the container's devices: as lists, as ranges of consecutive numbers where a list is long, and as a digest where even
+// ranges are (stamp.go). If the state file does not explain a digest, no device of the resource is allocated until the container has ended.
 //
 // Promises:
 //
@@ -39,7 +61,13 @@
 //     an answer has CDI devices and plain ones. If the host does not answer, the containers that need the source are
 //     refused, with the path in the message.
 //   - The runtime calls all hooks of a node one after the other under one lock. So the hook waits for an allocation in
-//     progress at most MaxWait, and for the one read of an unknown pod at most liveRead.
+//     progress at most MaxWait, and for the one read of an unknown pod at most liveRead. As a whole the hook takes 1 s at most, or three quarters of the runtime's
+//     timeout if that is less. Each source on the host has one check under way, in a goroutine of its own, which later
+//     requests for the source join: a hung file system costs only the containers that need it.
+//   - A container counts as living from the look-up on, in the same critical section of the allocator: its devices cannot be released before its start.
+//   - Synchronize hands the runtime's lists over and returns. Until the allocator has compared them with the state file, a container that requests devices
+//     waits like one whose allocation is in flight.
+//   - Nothing of a container's environment is logged.
 //   - No answer ends the connection. Messages have at most 4 MiB, so the package counts what it adds to a container while it
 //     adds it (adjust.go), and checks every answer before it leaves (message.go). Arguments of a pod and grants of a
 //     plugin may both be long.

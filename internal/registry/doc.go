@@ -32,21 +32,22 @@
 // A plugin listens on its own socket in the socket directory and calls Register. The registry checks the resource name, the
 // endpoint and the socket, opens a session (connect, then GetDevicePluginOptions once), and only then accepts the
 // registration and answers Register. ListAndWatch starts afterwards. Each message is the plugin's full list and replaces the
-// inventory. Where another plugin serves the resource, it does so until the first message, and stays connected in reserve then: when the newer one
-// ends, it serves again at once. So no roll-out of a plugin leaves a gap, and none that is rolled back.
+// inventory. Where another plugin serves the resource, it does so until the first message, and stays connected in reserve then, with up to two others: when the newer one
+// ends, it serves again at once. So no roll-out of a plugin leaves a gap, and none that is rolled back. With plugins.onDuplicate: reject the registry refuses the newer
+// one until the former is Stale.
 //
 // A plugin that is connected and has not listed its devices yet counts as up. The resource's former state stays, and
 // becomes Lost after the grace period.
 //
-// When the stream ends, the offer is Stale at once and Lost after the grace period. The registration dials back with a
-// growing pause (two minutes for a plugin that has never listed and ends the stream itself), or a moment after the plugin's
+// When the stream ends, the offer is Stale at once and Lost after the grace period. The registration dials back after 0.1 s, then after
+// pauses that double up to 5 s (two minutes for a plugin that has never listed and ends the stream itself), or a moment after the plugin's
 // socket file is recreated. It waits for the file alone if there is no file, or if no process has listened there until the
 // offer was Lost.
 //
 // At the start the registry dials the plugins of the state file (Config.Known), first the current one of each resource, then those
 // in reserve: plugins that register once in their life survive a restart of devmgrd. Until such a plugin lists its devices, the
-// offer is Lost if it was Lost before the restart, and Stale otherwise. The grace period of a disconnected plugin continues, with
-// at least dialTime to reach it. So no restart of devmgrd raises node capacity.
+// offer is Lost if it was Lost before the restart, and Stale otherwise. The grace period of a disconnected plugin continues
+// by the wall clock, from the machine's boot at the earliest, with at least dialTime to reach it. So no restart of devmgrd raises node capacity.
 //
 // # The directories
 //
@@ -77,7 +78,7 @@
 //
 // Plugins write in the socket directory and in the registry directory. The registry opens names there through package
 // shareddir, and dials the descriptor that it has checked. It replaces a file, link or directory at kubelet.sock and logs that; it
-// leaves alone a socket on which another process listens. If a process keeps removing kubelet.sock, the registry restores it 20
+// leaves alone a socket on which another process listens, and tries again until that process is gone. If a process keeps removing kubelet.sock, the registry restores it 20
 // times at once, then once a second. A scan of a registry directory reads a limited number of files. A pause of 20 times its CPU time,
 // and of the time of the calls that it leads to, follows, 25 s at most: a plugin that changes a large directory all the time, or replaces
 // its sockets, delays the plugins of that directory alone.
@@ -88,7 +89,8 @@
 // then Lost, until a plugin registers it again.
 //
 // At plugins.maxResources the registry forgets the resource that has been Lost for the longest time, as "devmgrd forget"
-// would: its records and its capacity on the Node. It keeps a resource that a pod has or wants, or that has a cordoned device.
+// would: its records and its capacity on the Node. It keeps a resource that a pod has or wants, or that has a cordoned device, and
+// takes one with a suspended device last.
 //
 // # Promises
 //

@@ -4,7 +4,8 @@
 //
 //	CheckPath   whether the kernel takes a path
 //	Vacant      whether a name may be taken, or which process has it
-//	Listen      a socket that is seen only once it listens
+//	Listen      a socket that is seen only once it listens: made as a draft, which counts when the kernel says, of a
+//	            connection to the opened file, that devmgrd itself listens there
 //	ListenPath  the same where no other user writes: a file that is no socket stays. ListenPathFrom creates it elsewhere first
 //	Dial        the socket at a path, never at the end of a link
 //	Peer        which process is at the other end

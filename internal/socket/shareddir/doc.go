@@ -20,5 +20,7 @@
 //   - What is at devmgrd's own names is devmgrd's to replace. A directory there, which rename cannot replace, is renamed aside
 //     and removed within a limit.
 //
+// In the tests of registry, checkpoint and podresources, processes with a container's rights attack such directories.
+//
 // Nothing here knows a protocol, waits, or logs.
 package shareddir

@@ -22,5 +22,30 @@
 // listing, devices taken or released) updates its counts; only a new listing recounts everything. Check compares the counts
 // with the devices after each test.
 //
+// # Near
+//
+// Plugins report the NUMA nodes near each device: one, several or none. For all resources of a container together, or of the pod (Topology.Scope), the search looks
+// for the smallest set of nodes with enough devices, counting those that are certain. Sets of one size come in the order of their nodes: by number, as
+// in the kubelet's topology manager, or by free devices where pack or spread counts NUMA nodes.
+//
+//	best-effort       prefers such a set, and fills up from elsewhere
+//	single-numa-node  requires one node
+//	restricted        requires as few nodes as would suffice if all listed devices were free
+//
+// The last two are strict: without such a set the pod waits with TopologyMismatch. A shortage of devices is reported before any mismatch. Devices without
+// NUMA nodes suit any set. The cost depends on the number of distinct lists of nodes, not on the number of devices, and has a bound for the
+// whole plan (maxWork, docs/decisions/0011).
+//
+// # Preference
+//
+// A plugin with GetPreferredAllocation is asked where there is a choice: which of the near devices or, if all of those are needed, which further
+// ones. must_include names the certain devices. A plan takes the valid part of an answer, and fills up as without it.
+//
+// # Exceptions
+//
+// An app container or sidecar keeps the devices that it takes from an init container; a later init container leaves them to the containers after it. A
+// device that a claim names (Demand.Fixed) belongs to the containers with that claim, and no container of the pod gets it by number. A pod's patterns
+// (Demand.Select) limit each step.
+//
 // A second, slow planner (twin_test.go) must agree with Plan on random input.
 package placement
