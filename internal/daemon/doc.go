@@ -7,7 +7,7 @@
 //	parts.go         runs the parts, and ends them in reverse order
 //	state.go         the state file, the history, and what ends the start
 //	core.go          plugins, assignments, and what keeps devices from pods
-//	cluster.go       pods and the Node
+//	cluster.go       pods and the Node; nothing with kubernetes.mode: none
 //	dra.go           claims and ResourceSlices
 //	surfaces.go      operators, PodResources, the runtime, metrics
 //	ordering.go      the order in which devices are chosen

@@ -20,8 +20,8 @@
 //
 // Until the View has counted every pod that is bound to the node, its capacity may be too low, and a kubelet that starts
 // with less capacity than pods ask for fails those pods. So the publisher lowers nothing before: the larger one of the
-// View's and the Node's value counts. Nor does a value of those 30 s rise before for pods that are bound: some that the state file names may
-// have ended, and the scheduler would bind others in their place.
+// View's and the Node's value counts. Until all pods are listed, bound pods do not raise a value in the 30 s after an
+// outage: some that the state file names may have ended, and the scheduler would bind others in their place.
 //
 // Capacity and allocatable are always equal, and change in one patch. A kubelet sets allocatable to capacity for every
 // resource that it does not manage, and deletes an allocatable without capacity: with two values, or two patches, the
@@ -35,7 +35,8 @@
 // short.
 //
 // A resource that was offered through ResourceSlices appears when its slices have left (Slices.Sliced): until then the scheduler may choose its
-// devices for claims, which no value of the Node counts. What devmgrd has withdrawn for that second is not meant.
+// devices for claims, which no value of the Node counts. A resource that devmgrd itself has taken off the Node for a second comes back without
+// that wait.
 //
 // # The order of events
 //

@@ -96,8 +96,8 @@
 //
 //   - A refused registration changes nothing, and none is refused for a passing reason.
 //   - Only the current registration counts. Messages of an older stream, and its end, change nothing.
-//   - No stream feeds two resources, except from the moment that a plugin serves another resource on its old socket until
-//     it registers that resource: a stream does not name its resource.
+//   - No stream feeds two resources. Known gap: a stream does not name its resource, so a plugin that serves another resource on its old socket
+//     feeds the former one until it registers the other.
 //   - Inventories are sorted, without duplicates, immutable, and shared between readers.
 //   - A device that the plugin begins to list later is dated (Device.Added). A device that the plugin leaves out for a while
 //     keeps its date, unless the plugin has listed a new one meanwhile. Dates survive restarts and never go back.
