@@ -12,7 +12,8 @@
 //
 //   - No allocation waits for the history: the recorder follows the allocator's feed, and writes at most once a second.
 //   - A crash loses at most that second. The state file has the current assignments, so the next start repairs open spans: a span
-//     continues if its container still has the same devices, and is ended otherwise. No span is recorded twice. A start reads open spans only.
+//     continues if its container still has the same devices, and is ended otherwise. No span is recorded twice. Of ended spans a start reads
+//     only the keys.
 //   - The history is bounded: MaxEnded ended spans, none older than MaxAge, about maxBytes together. The oldest are deleted first,
 //     in the commit that adds new ones.
 //   - The cost of a write depends on the changes, not on the size of the history, which is read only for a request.
