@@ -26,11 +26,16 @@
 //
 // # The redirect
 //
-// The answer replaces a container's mount of the kubelet's plugin directory, or of the kubelet.sock in it, at the same place and with the same options, by the pod's own
-// directory; in a pod with a user namespace of its own the owners are mapped as in the former mount. Below a mount of a parent directory, such as
-// /var/lib/kubelet, a mount is added; not if that parent is shared with the host, which the log says. The pod has a directory of its own once one of its containers
-// mounts the kubelet's for writing; without one the common directory takes its place. The kubelet's plugins_registry is replaced in containers that also mount the plugin
-// directory, and in pods that request it: CSI drivers keep the kubelet's. All this is for new containers, of static pods too, and never for existing ones.
+// The answer replaces a plugin container's mounts, at the same place and with the same options:
+//
+//	of the kubelet's plugin directory  the pod's own directory. If no container of the pod mounts it for writing: the common directory
+//	of kubelet.sock in it              the same file there
+//	of a parent directory              stays; a mount is added below it, unless the parent is shared with the host, which the log says
+//	of plugins_registry                likewise, if the container also mounts the plugin directory, or the pod requests it: CSI drivers
+//	                                   keep the kubelet's
+//
+// In a pod with a user namespace of its own the owners are mapped as in the former mount. The redirect is for new containers, of static pods too, and never for
+// existing ones.
 //
 // # Local pods
 //
@@ -50,7 +55,7 @@
 // The assignment annotation names the container's devices: as lists, as ranges of consecutive numbers where a list is long, and as a digest where even
 // ranges are (stamp.go). If the state file does not explain a digest, no device of the resource is allocated until the container has ended.
 //
-// Promises:
+// # Promises
 //
 //   - A container that asks for devices gets all of them, or an error. Every doubt is an error: the runtime then refuses the
 //     container, and the kubelet retries after about 1 s, later every 10 to 15 s. A panic in a hook is an error too: a
@@ -71,8 +76,11 @@
 //   - No answer ends the connection. Messages have at most 4 MiB, so the package counts what it adds to a container while it
 //     adds it (adjust.go), and checks every answer before it leaves (message.go). Arguments of a pod and grants of a
 //     plugin may both be long.
-//   - Containers are refused in CreateContainer only. A refused sandbox leaks a record in several releases of containerd,
-//     and the next start of containerd then fails (containerd issue 13609).
+//   - Containers are refused, and sandboxes never: a refused sandbox leaks a record in several releases of containerd,
+//     and the next start of containerd then fails (containerd issue 13609). Apart from CreateContainer and its validation, only the start of a container is
+//     refused whose devices have been released (docs/decisions/0020).
+//
+// # While devmgrd is away
 //
 // devmgrd cannot promise that it is always there. A runtime drops an NRI plugin that dies or is late, and continues without
 // it. Three mechanisms cover that:
@@ -84,6 +92,8 @@
 //   - Hung reports a hook that does not end, for systemd's watchdog.
 //
 // devmgrd does not ask the runtime to keep a late plugin connected: then everything on the node would fail with it.
+//
+// # The connection
 //
 // The connection (connection.go) is reopened when it is lost, with a new stub each time, and as rarely as possible: a
 // registering plugin waits for every container operation in progress, and all later ones wait for it (containerd issue

@@ -22,6 +22,8 @@
 // listing, devices taken or released) updates its counts; only a new listing recounts everything. Check compares the counts
 // with the devices after each test.
 //
+// A second, slow planner (twin_test.go) must agree with Plan on random input.
+//
 // # Near
 //
 // Plugins report the NUMA nodes near each device: one, several or none. For all resources of a container together, or of the pod (Topology.Scope), the search looks
@@ -46,6 +48,4 @@
 // An app container or sidecar keeps the devices that it takes from an init container; a later init container leaves them to the containers after it. A
 // device that a claim names (Demand.Fixed) belongs to the containers with that claim, and no container of the pod gets it by number. A pod's patterns
 // (Demand.Select) limit each step.
-//
-// A second, slow planner (twin_test.go) must agree with Plan on random input.
 package placement
