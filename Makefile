@@ -191,7 +191,7 @@ matrix: ## Play the tests that matter on each release of containerd and Kubernet
 	$(GO) run ./test/matrix/cmd/matrix $(if $(CELLS),-cells '$(CELLS)')
 
 # Packages whose tests start no programs: QEMU would have to emulate these too, which takes binfmt_misc of the whole machine.
-ARM64 = ./api/... ./client/... ./config/... $(addprefix ./internal/,admin allocator/... backoff cli/internal/preflight device history \
+ARM64 = ./api/... ./client/... ./config/... $(addprefix ./internal/,admin allocator/... cli/internal/preflight device history loops \
 	kube nodestatus nri pods registry/pluginrules socket/shareddir statuspage store visible)
 arm64: ## Run the unit tests that start no programs as arm64 binaries, which QEMU emulates; some minutes.
 	@command -v qemu-aarch64-static >/dev/null || { echo "qemu-aarch64-static is missing: apt-get install qemu-user-static (Debian)"; exit 1; }

@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/socket"
 	"github.com/devmgrd/devmgrd/internal/socket/peercreds"
 	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
@@ -177,7 +177,7 @@ func (s *Server) Run(ctx context.Context) error {
 
 // bind tries until it listens on the socket; nil: ctx has ended.
 func (s *Server) bind(ctx context.Context) net.Listener {
-	pause := backoff.Backoff{First: firstRebind, Last: lastRebind}
+	pause := loops.Backoff{First: firstRebind, Last: lastRebind}
 	for ctx.Err() == nil {
 		l, err := s.listen()
 		s.mu.Lock()

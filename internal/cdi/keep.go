@@ -10,8 +10,8 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 const (
@@ -31,7 +31,7 @@ func (f *Files) Run(ctx context.Context) error {
 		f.SetHook(Away, 0)
 		f.restore(nil, true)
 	}()
-	writes, watches := backoff.Backoff{First: firstWrite, Last: lastWrite}, backoff.Backoff{First: firstWatch, Last: lastWatch}
+	writes, watches := loops.Backoff{First: firstWrite, Last: lastWrite}, loops.Backoff{First: firstWatch, Last: lastWatch}
 	var look, again, rewatch <-chan time.Time
 	look = time.After(0)                                 // what happened before the watch
 	touched, all := map[device.ClaimRequest]bool{}, true // files to look at

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 const (
@@ -25,11 +25,11 @@ type runtime struct {
 	answered chan struct{} // closed when it is known whether it reads the files
 	fault    error         // why it does not; written before answered is closed
 	problem  error         // why that is not known yet; Files.mu guards it
-	tries    backoff.Backoff
+	tries    loops.Backoff
 }
 
 func newRuntime(now Hook, pid int32) *runtime {
-	r := &runtime{pid: pid, since: time.Now(), left: make(chan struct{}), answered: make(chan struct{}), tries: backoff.Backoff{First: firstAsk, Last: lastAsk}}
+	r := &runtime{pid: pid, since: time.Now(), left: make(chan struct{}), answered: make(chan struct{}), tries: loops.Backoff{First: firstAsk, Last: lastAsk}}
 	switch {
 	case now == Away:
 		r.problem = errors.New("the container runtime is not connected to devmgrd")

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
 
@@ -48,7 +48,7 @@ func NewMirror(path string, view View, log *slog.Logger) *Mirror {
 // Run writes until ctx ends, and then writes the rest. It always returns nil.
 func (m *Mirror) Run(ctx context.Context) error {
 	m.sweep()
-	again := backoff.Backoff{First: mirrorPause, Last: mirrorRetry}
+	again := loops.Backoff{First: mirrorPause, Last: mirrorRetry}
 	for {
 		moved := m.view.Updated() // before update reads anything, so that no later change is missed
 		began := time.Now()

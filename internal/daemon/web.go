@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 const (
@@ -110,7 +110,7 @@ func (w *web) run(ctx context.Context) error {
 	defer w.server.Close() // of connections that outlived their listener
 	// Streams end with ctx; a shutdown would wait for them.
 	w.server.BaseContext = func(net.Listener) context.Context { return ctx }
-	failing, pause := false, backoff.Backoff{First: firstRebind, Last: lastRebind}
+	failing, pause := false, loops.Backoff{First: firstRebind, Last: lastRebind}
 	for ctx.Err() == nil {
 		listener, err := w.listen()
 		if err == nil {

@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
@@ -109,7 +108,7 @@ type claimingPod struct {
 	users    map[string]map[string]device.Container // the first container that uses a request of a claim, by the claim's name and the request
 	found    map[result]found                       // the devices of results, once they have been listed
 	problem  string                                 // why the rest has not
-	tries    backoff.Backoff                        // of reading them
+	tries    loops.Backoff                          // of reading them
 	due      time.Time                              // when to read next
 	resolved device.PodDemand                       // as the Sink has it
 	waits    bool                                   // a device is not known yet, or the Node decides, or there is no room
@@ -231,7 +230,7 @@ func (c *Claims) Changed() <-chan struct{} {
 }
 
 func newClaimingPod() *claimingPod {
-	return &claimingPod{claims: map[string]claim{}, found: map[result]found{}, tries: backoff.Backoff{First: firstRead, Last: lastRead}}
+	return &claimingPod{claims: map[string]claim{}, found: map[result]found{}, tries: loops.Backoff{First: firstRead, Last: lastRead}}
 }
 
 func (c *Claims) changedLocked() {

@@ -11,9 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/rest"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // A resource is a number of the Node, or its devices are in ResourceSlices; never both, or the scheduler would promise devices twice. While it moves it is
@@ -107,7 +107,7 @@ func (s *Slices) Try(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
-	for pause := (backoff.Backoff{First: firstRetry, Last: lastRetry}); ctx.Err() == nil; pause.Wait(ctx) {
+	for pause := (loops.Backoff{First: firstRetry, Last: lastRetry}); ctx.Err() == nil; pause.Wait(ctx) {
 		limited, cancel := context.WithTimeout(ctx, writeTimeout)
 		err := kube.TryResourceSlice(limited, s.client, s.nodeName, Driver)
 		cancel()

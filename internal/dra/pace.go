@@ -1,7 +1,7 @@
 package dra
 
 import (
-	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/loops"
 	"time"
 )
 
@@ -22,12 +22,12 @@ type pace struct {
 	written time.Time // the latest write
 	created time.Time // the latest creation
 	absent  bool      // devmgrd itself has removed the slice
-	retry   backoff.Backoff
+	retry   loops.Backoff
 	until   time.Time // no write before, after a failure
 	err     error     // of the latest write; nil: it has succeeded
 }
 
-func newPace() *pace { return &pace{retry: backoff.Backoff{First: firstRetry, Last: lastRetry}} }
+func newPace() *pace { return &pace{retry: loops.Backoff{First: firstRetry, Last: lastRetry}} }
 
 // due returns when the next write may be. A slice that another client removed is created again at once: the kubelet removes all slices
 // of its node when it starts. A client that keeps removing it is answered once a second.

@@ -20,7 +20,6 @@ import (
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
@@ -157,7 +156,7 @@ func (s *Server) Run(ctx context.Context) error {
 	var work sync.WaitGroup
 	defer work.Wait()
 	work.Go(func() { s.rewrite(ctx) })
-	pause := backoff.Backoff{First: firstListen, Last: lastListen}
+	pause := loops.Backoff{First: firstListen, Last: lastListen}
 	for ctx.Err() == nil {
 		err := s.serve(ctx)
 		if ctx.Err() != nil {

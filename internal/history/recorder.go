@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // An Allocator publishes allocations and their changes.
@@ -77,7 +77,7 @@ func New(c Config) *Recorder {
 
 // Run writes until ctx ends, and then writes the rest. It always returns nil.
 func (r *Recorder) Run(ctx context.Context) error {
-	again := backoff.Backoff{First: batch, Last: retry}
+	again := loops.Backoff{First: batch, Last: retry}
 	for {
 		moved := r.cfg.Allocator.Updated() // before update reads anything, so that no later change is missed
 		err := r.update()

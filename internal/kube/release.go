@@ -8,8 +8,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/version"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 const noPolicies = "pods without the annotation required-plugins.noderesource.dev/pod that are created while devmgrd is away start without their devices: there are no mutating admission policies"
@@ -36,7 +36,7 @@ func (r *Release) Limits() []device.Limit {
 // Run asks until the API server has answered or refused once, then waits for ctx to end. An upgrade of the API server counts from
 // devmgrd's next start.
 func (r *Release) Run(ctx context.Context) error {
-	pause := backoff.Backoff{First: firstRetry, Last: lastRetry}
+	pause := loops.Backoff{First: firstRetry, Last: lastRetry}
 	for ctx.Err() == nil {
 		err := r.ask(ctx)
 		if err == nil || apierrors.IsForbidden(err) {

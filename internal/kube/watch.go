@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // The pause between attempts grows from firstRetry to lastRetry. It starts over after a watch that lasted longer than steady.
@@ -71,7 +71,7 @@ func NewWatch(cfg WatchConfig) *Watch {
 // Run watches until ctx ends, which is not an error.
 func (w *Watch) Run(ctx context.Context) error {
 	ctx = quietly(ctx, w.cfg.Log)
-	retry := backoff.Backoff{First: firstRetry, Last: lastRetry}
+	retry := loops.Backoff{First: firstRetry, Last: lastRetry}
 	for ctx.Err() == nil {
 		err := w.reflector.ListAndWatchWithContext(ctx)
 		if ctx.Err() != nil {

@@ -1,4 +1,5 @@
-// Package loops has what the loops of components are made of: signals that wake them, and the times at which they have something to do.
+// Package loops has what the loops of components are made of: signals that wake them, the times at which they have something to do, and the pauses between
+// attempts to reach a peer. It uses the standard library only.
 package loops
 
 import "time"

@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -131,7 +130,7 @@ func (p *Publisher) publishConditions(ctx context.Context) {
 	changed := p.store.follow()
 	look := time.NewTicker(componentsLook)
 	defer look.Stop()
-	retry := backoff.Backoff{First: betweenConditions, Last: time.Minute}
+	retry := loops.Backoff{First: betweenConditions, Last: time.Minute}
 	m, failing := newModerator(), false
 	for ctx.Err() == nil {
 		updated := p.cfg.View.Updated() // before anything is read

@@ -10,8 +10,8 @@ import (
 
 	yaml "go.yaml.in/yaml/v3"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // Cordons receives the cordons that the Node's annotation declares.
@@ -30,7 +30,7 @@ const (
 // mistake, the cordons before stay in force.
 func (p *Publisher) followCordons(ctx context.Context) {
 	changed := p.store.follow()
-	retry := backoff.Backoff{First: firstRetry, Last: lastRetry}
+	retry := loops.Backoff{First: firstRetry, Last: lastRetry}
 	var last *string
 	passed := false
 	for ctx.Err() == nil {

@@ -20,7 +20,6 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/loops"
@@ -191,7 +190,7 @@ func (p *Publisher) Check() error {
 // publish decides at every change, and writes what has been decided.
 func (p *Publisher) publish(ctx context.Context) {
 	changed := p.store.follow()
-	retry := backoff.Backoff{First: firstRetry, Last: lastRetry}
+	retry := loops.Backoff{First: firstRetry, Last: lastRetry}
 	decider := newDecider()
 	doubt := false                          // a patch has failed, and may have been carried out all the same
 	logged := map[device.ResourceName]int{} // the value last logged for each resource

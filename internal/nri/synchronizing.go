@@ -12,7 +12,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/ttrpc"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // A runtime accepts an NRI plugin in three steps: it accepts the registration, configures the plugin, and lists all pods and
@@ -130,14 +130,14 @@ type failures struct {
 	ended    bool           // the runtime has ended with the latest: the socket refuses connections, or another process listens
 	reported [kinds]bool
 
-	ordinary, listing, ending backoff.Backoff
+	ordinary, listing, ending loops.Backoff
 }
 
 func newFailures() *failures {
 	return &failures{
-		ordinary: backoff.Backoff{First: firstPause, Last: lastPause},
-		listing:  backoff.Backoff{First: lastPause, Last: unlistedPause},
-		ending:   backoff.Backoff{First: unlistedPause, Last: endedPause},
+		ordinary: loops.Backoff{First: firstPause, Last: lastPause},
+		listing:  loops.Backoff{First: lastPause, Last: unlistedPause},
+		ending:   loops.Backoff{First: unlistedPause, Last: endedPause},
 	}
 }
 
@@ -184,7 +184,7 @@ func (f *failures) kind() kind {
 }
 
 // pause returns the pauses to use now.
-func (f *failures) pause() *backoff.Backoff {
+func (f *failures) pause() *loops.Backoff {
 	switch {
 	case f.unlisted < maxUnlisted:
 		return &f.ordinary

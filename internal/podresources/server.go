@@ -20,8 +20,8 @@ import (
 
 	podresourcesv1 "github.com/devmgrd/devmgrd/api/devmgrd/podresources/v1"
 	proposal "github.com/devmgrd/devmgrd/api/podresources/v1alpha1"
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/podresources/internal/takeover"
 	"github.com/devmgrd/devmgrd/internal/socket"
 	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
@@ -215,7 +215,7 @@ func (s *Server) unlink() {
 
 // serve binds a path with listen, retrying until it succeeds, serves it, and calls keep, which returns when ctx has ended.
 func (s *Server) serve(ctx context.Context, server *grpc.Server, path string, listen func() (net.Listener, error), keep func(context.Context)) {
-	pause := backoff.Backoff{First: firstRebind, Last: lastRebind}
+	pause := loops.Backoff{First: firstRebind, Last: lastRebind}
 	for ctx.Err() == nil {
 		l, err := listen()
 		if s.setTrouble(path, err) && err != nil {

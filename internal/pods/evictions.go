@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/loops"
@@ -41,7 +40,7 @@ type eviction struct {
 	pod     device.Pod
 	why     string
 	still   func() bool // reports whether the cause lasts; never called under the lock
-	pause   backoff.Backoff
+	pause   loops.Backoff
 	due     time.Time
 	refused bool // the refusal has been logged
 }
@@ -59,7 +58,7 @@ func (e *Evictions) Evict(pod device.Pod, why string, still func() bool) {
 	if e.client == nil || pod.Name == "" || e.pods[pod.UID] != nil || len(e.pods) >= maxEvictions {
 		return
 	}
-	e.pods[pod.UID] = &eviction{pod: pod, why: why, still: still, pause: backoff.Backoff{First: firstEvictionPause, Last: lastEvictionPause}}
+	e.pods[pod.UID] = &eviction{pod: pod, why: why, still: still, pause: loops.Backoff{First: firstEvictionPause, Last: lastEvictionPause}}
 	loops.Signal(e.wake)
 }
 

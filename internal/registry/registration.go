@@ -19,7 +19,6 @@ import (
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
@@ -110,7 +109,7 @@ func (l *registration) Run(ctx context.Context, on *session) {
 	if on == nil {
 		l.hold(ctx)
 	}
-	pause := backoff.Backoff{First: firstPause, Last: l.registry.lastPause}
+	pause := loops.Backoff{First: firstPause, Last: l.registry.lastPause}
 	listed := on == nil // a plugin from the state file has listed its devices before
 	first := on == nil
 	for ctx.Err() == nil {
@@ -179,7 +178,7 @@ func (l *registration) hold(ctx context.Context) {
 // wait waits for the time of the next dial after err. If only a new socket can help, it waits for that alone, so that a plugin
 // that is gone costs nothing. A plugin that registered and then refused to list its devices is dialled rarely: the kubelet does
 // not dial it a second time.
-func (l *registration) wait(ctx context.Context, err error, pause *backoff.Backoff, refused bool) {
+func (l *registration) wait(ctx context.Context, err error, pause *loops.Backoff, refused bool) {
 	var clock <-chan time.Time
 	d := pause.Next()
 	if refused {

@@ -5,7 +5,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // The first restarts of a plugin are logged in full. The lines of a plugin that goes on restarting, as one that crashes does, then have level debug, and a
@@ -21,7 +21,7 @@ const (
 // restarts is the series of a resource. Registry.mu guards it.
 type restarts struct {
 	number  int
-	silence backoff.Backoff
+	silence loops.Backoff
 	next    time.Time // of the next warning
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"golang.org/x/time/rate"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/socket"
 	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
@@ -37,7 +37,7 @@ func (d *directory) watch(ctx context.Context) {
 // tend calls watchOnce again and again until ctx ends. After a failure it calls look in its place, with due once in blindPause: the
 // machine may have no inotify instance left.
 func (d *directory) tend(ctx context.Context, dir string, watchOnce func(context.Context) error, look func(due bool)) {
-	pause := backoff.Backoff{First: firstPause, Last: lastPause}
+	pause := loops.Backoff{First: firstPause, Last: lastPause}
 	failing := false
 	var looked time.Time
 	for ctx.Err() == nil {
@@ -83,7 +83,7 @@ func (d *directory) watchOnce(ctx context.Context) error {
 	}
 	defer watched.Close()
 	var retry <-chan time.Time // while kubelet.sock is another process's
-	again := backoff.Backoff{First: firstRetry, Last: lastRetry}
+	again := loops.Backoff{First: firstRetry, Last: lastRetry}
 	keep := func() error {
 		err := d.keepSocket()
 		early := new(earlyError)

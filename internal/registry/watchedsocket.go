@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc/status"
 	watcherapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
@@ -45,7 +44,7 @@ type watchedSocket struct {
 // Run calls the plugin until it is registered. It withdraws the plugin when ctx ends: the socket is gone. It calls first after the first
 // call.
 func (c *watchedSocket) Run(ctx context.Context, first func()) {
-	pause := backoff.Backoff{First: c.registry.callPause, Last: lastCallPause}
+	pause := loops.Backoff{First: c.registry.callPause, Last: lastCallPause}
 	var fault string
 	var mine *registration
 	for ctx.Err() == nil {

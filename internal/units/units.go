@@ -14,7 +14,7 @@ import (
 
 	godbus "github.com/godbus/dbus/v5"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // An Outcome is how a command has ended.
@@ -140,7 +140,7 @@ func (s Systemd) Left(ctx context.Context, prefix string) (names []string, err e
 
 // retry calls f with a connection, and as long as it returns an error with another one. It returns an error only when ctx ends.
 func (s Systemd) retry(ctx context.Context, f func(*conn) error) error {
-	pause := backoff.Backoff{First: 50 * time.Millisecond, Last: 2 * time.Second}
+	pause := loops.Backoff{First: 50 * time.Millisecond, Last: 2 * time.Second}
 	for {
 		c, err := s.connect(ctx)
 		if err == nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"golang.org/x/time/rate"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
 
@@ -82,7 +82,7 @@ func (t *Takeover) Listen() (net.Listener, error) {
 
 // Run keeps devmgrd's socket at the path until ctx ends. Then it returns the path to the kubelet, or leaves it empty without one.
 func (t *Takeover) Run(ctx context.Context) error {
-	pause := backoff.Backoff{First: lastRetry / 20, Last: lastRetry}
+	pause := loops.Backoff{First: lastRetry / 20, Last: lastRetry}
 	blind := false
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -127,7 +127,7 @@ func (t *Takeover) watchOnce(ctx context.Context) error {
 	}
 	defer watched.Close()
 	var retry <-chan time.Time // while the last look has failed
-	again := backoff.Backoff{First: lastRetry / 10, Last: lastRetry}
+	again := loops.Backoff{First: lastRetry / 10, Last: lastRetry}
 	look := func() error {
 		if retry = nil; t.look() == nil {
 			again.Reset()

@@ -1,6 +1,4 @@
-// Package backoff computes the pauses between attempts to reach a peer. Every package that keeps a connection needs it,
-// so it is a base package. It uses the standard library only.
-package backoff
+package loops
 
 import (
 	"context"

@@ -1,14 +1,14 @@
-package backoff_test
+package loops_test
 
 import (
 	"context"
 	"testing"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 func TestBackoff(t *testing.T) {
-	b := backoff.Backoff{First: 100, Last: 450}
+	b := loops.Backoff{First: 100, Last: 450}
 	for _, most := range []int64{100, 200, 400, 450, 450} {
 		if got := int64(b.Next()); got < most/2 || got > most {
 			t.Errorf("got %d, want %d to %d", got, most/2, most)
@@ -20,5 +20,5 @@ func TestBackoff(t *testing.T) {
 	}
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
-	(&backoff.Backoff{First: 1 << 60, Last: 1 << 60}).Wait(ended)
+	(&loops.Backoff{First: 1 << 60, Last: 1 << 60}).Wait(ended)
 }
