@@ -28,6 +28,10 @@ func (p place) fold(text []byte) place {
 			break
 		}
 	}
+	for ; len(text) >= 8; text = text[8:] { // a loop for each byte costs the tests a third of their time, in counters of coverage
+		p = ((((p^place(text[0]))*multiplier^place(text[1]))*multiplier^place(text[2]))*multiplier ^ place(text[3])) * multiplier
+		p = ((((p^place(text[4]))*multiplier^place(text[5]))*multiplier^place(text[6]))*multiplier ^ place(text[7])) * multiplier
+	}
 	for _, b := range text {
 		p = (p ^ place(b)) * multiplier
 	}
