@@ -560,10 +560,11 @@ func (c *churning) judge() {
 			requests[r] += n
 		}
 	}
-	for r, n := range c.Resources().Capacity() {
+	resources := c.Resources()
+	for r, n := range resources.Capacity() {
 		free := 0
-		for _, d := range c.Resources().Offers()[r].Inventory.Devices {
-			if _, used := hands[piece{r, hardware([]device.ID{d.ID})[0]}]; !used && d.Healthy && !c.Resources().ByName[r].Withdrawn[d.ID] {
+		for _, d := range resources.Offers()[r].Inventory.Devices {
+			if _, used := hands[piece{r, hardware([]device.ID{d.ID})[0]}]; !used && d.Healthy && !resources.ByName[r].Withdrawn[d.ID] {
 				free++
 			}
 		}

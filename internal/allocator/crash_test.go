@@ -150,6 +150,7 @@ type world struct {
 	done       map[device.Container]bool // init containers that have ended
 	had        map[device.Container]string
 	ids        int
+	records    records
 }
 
 // A runningContainer is the daemon from its start to its end.
@@ -326,7 +327,7 @@ func (w *world) check() {
 	w.t.Helper()
 	w.settle()
 	w.look()
-	onDisk, err := podsOnDisk(w.now().store)
+	onDisk, err := w.records.onDisk(w.dir, w.now().store)
 	if err == nil {
 		err = w.now().CheckInvariants(onDisk)
 	}

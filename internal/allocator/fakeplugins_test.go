@@ -1,12 +1,16 @@
 package allocator_test
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -324,6 +328,7 @@ type harness struct {
 	reader   *allocator.Allocator                    // the allocator that follow last followed
 	seen     map[device.PodUID]*device.PodAllocation // the result of its changes
 	revision uint64
+	records  records
 }
 
 // Claim has the time that it needs.
@@ -532,7 +537,7 @@ func (r *harness) restart() {
 func (r *harness) check() {
 	r.t.Helper()
 	synctest.Wait()
-	onDisk, err := podsOnDisk(r.store)
+	onDisk, err := r.records.onDisk(r.dir, r.store)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -540,6 +545,31 @@ func (r *harness) check() {
 		r.t.Error(err)
 	}
 	r.follow()
+}
+
+// records are the pods in a state file, as they were read last.
+type records struct {
+	store   *store.Store
+	headers []byte // of the file then
+	pods    []device.PodRecord
+}
+
+// onDisk reads the pods in the state file again if there was a commit since the last call: each changes one of the headers. Another Store may have
+// another file, with the same headers.
+func (r *records) onDisk(dir string, s *store.Store) ([]device.PodRecord, error) {
+	f, err := os.Open(filepath.Join(dir, "state.db"))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	headers := make([]byte, 2*os.Getpagesize())
+	if _, err := io.ReadFull(f, headers); err != nil || s == r.store && bytes.Equal(headers, r.headers) {
+		return r.pods, err
+	}
+	if r.pods, err = podsOnDisk(s); err == nil {
+		r.store, r.headers = s, headers
+	}
+	return r.pods, err
 }
 
 // follow applies the changes since the last check, and compares the result with the allocator's state.
