@@ -1,8 +1,8 @@
 package placement
 
 import (
-	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -132,15 +132,18 @@ func (l *Listing) placeOf(nodes []int, known map[string]int16) int16 {
 	if len(nodes) == 0 {
 		return -1
 	}
-	key := fmt.Sprint(nodes)
-	at, is := known[key]
+	key := make([]byte, 0, 64)
+	for _, node := range nodes {
+		key = append(strconv.AppendInt(key, int64(node), 10), ' ')
+	}
+	at, is := known[string(key)]
 	switch {
 	case is:
 	case len(l.places) == maxPlaces || l.near+len(nodes) > maxNear:
 		return -1
 	default:
 		at = int16(len(l.places))
-		known[key] = at
+		known[string(key)] = at
 		l.near += len(nodes)
 		l.places, l.sizes, l.here = append(l.places, nodes), append(l.sizes, 0), append(l.here, newBitset(len(l.devices)))
 	}
