@@ -2,6 +2,7 @@ package feed
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -39,13 +40,14 @@ func TestRing_BoundedByBytes(t *testing.T) {
 	f := New()
 	turn := func(name string, devices, size int) {
 		ids := make([]device.ID, devices)
+		id := device.ID(fmt.Sprintf("%s-%0*d", name, size, 0))
 		for i := range ids {
-			ids[i] = device.ID(fmt.Sprintf("%s-%0*d", name, size, i))
+			ids[i] = id
 		}
 		bound := &device.PodAllocation{Pod: device.Pod{UID: device.PodUID(name)}, Active: true}
 		f.Publish(nil, bound, time.Time{})
 		assigned := *bound
-		assigned.Assignments = []device.Assignment{{Shares: []device.Share{{Resource: "vendor.com/gpu", IDs: ids, Grant: device.Grant{Env: map[string]string{"IDS": fmt.Sprint(ids)}}}}}}
+		assigned.Assignments = []device.Assignment{{Shares: []device.Share{{Resource: "vendor.com/gpu", IDs: ids, Grant: device.Grant{Env: map[string]string{"IDS": strings.Repeat(" "+string(id), devices)}}}}}}
 		f.Publish(bound, &assigned, time.Time{})
 		f.Publish(&assigned, nil, time.Time{})
 	}

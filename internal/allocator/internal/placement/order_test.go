@@ -124,12 +124,23 @@ func TestOrder_Oldest_DevicesGoRound(t *testing.T) {
 func TestOrder_Oldest_UnlistedDevicesAreForgotten(t *testing.T) {
 	t.Parallel()
 	p := ordered(stock(false, ""), "oldest")
-	for i := range maxUnlistedReleases + 100 {
-		d := device.Device{ID: device.ID(fmt.Sprint("random-", i)), Healthy: true}
-		p.SetListing(NewListing([]device.Device{d}, nil, p.listing.ordering, p.listing))
-		p.Take([]device.ID{d.ID}, "pod")
-		p.Used([]device.ID{d.ID})
-		p.Release([]device.ID{d.ID}, "pod")
+	use := func(from, n int) {
+		devices, ids := make([]device.Device, n), make([]device.ID, n)
+		for i := range n {
+			ids[i] = device.ID(fmt.Sprintf("random-%04d", from+i))
+			devices[i] = device.Device{ID: ids[i], Healthy: true}
+		}
+		p.SetListing(NewListing(devices, nil, p.listing.ordering, p.listing))
+		p.Take(ids, "pod")
+		p.Used(ids)
+		p.Release(ids, "pod")
+	}
+	use(0, maxUnlistedReleases)
+	if n := len(p.released); n != maxUnlistedReleases {
+		t.Errorf("%d devices are remembered of as many as may be", n)
+	}
+	for i := range 100 {
+		use(maxUnlistedReleases+i, 1)
 	}
 	if n := len(p.released); n > maxUnlistedReleases+2 {
 		t.Errorf("%d devices are remembered", n)
