@@ -170,7 +170,7 @@ func TestPublish_PluginChangesItsWordAllTheTime_PausesGrow(t *testing.T) {
 
 func changesItsWord(t *testing.T, change func(*device.DeviceStatus, bool)) {
 	const nic device.ResourceName = "a.example/nic"
-	const pools = 8
+	const pools = 3
 	api, n := kubetest.NewInMemory(t), newNode()
 	n.list(gpu, 64*pools)
 	n.list(nic, 1)
