@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,12 +34,14 @@ import (
 
 // readiness is an allocator whose containers become ready when the test says so.
 type readiness struct {
+	takes   time.Duration // an answer
 	mu      sync.Mutex
 	ready   map[device.Container]bool
 	updated chan struct{}
 }
 
 func (r *readiness) Readiness(c device.Container) device.Readiness {
+	time.Sleep(r.takes)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ready[c] {
@@ -120,8 +123,8 @@ type kubelet struct {
 	registry registration.RegistrationClient
 }
 
-// newKubelet starts a server, and connects to it as the kubelet does: by the socket in plugins_registry.
-func newKubelet(t testing.TB, hold time.Duration) *kubelet {
+// newServer makes a server, which does not run.
+func newServer(t testing.TB, hold time.Duration) *kubelet {
 	w, claims := newWorld(t)
 	dir := t.TempDir()
 	devices, files := &readiness{ready: map[device.Container]bool{}, updated: make(chan struct{})}, &written{claims: map[device.ClaimUID][]device.Container{}}
@@ -129,10 +132,16 @@ func newKubelet(t testing.TB, hold time.Duration) *kubelet {
 		RegistryDir: filepath.Join(dir, "plugins_registry"), PluginsDir: filepath.Join(dir, "plugins"), Claims: claims, Allocator: devices, Files: files, Hold: hold,
 		Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})
-	s.rewriteTime = 100 * time.Millisecond
+	return &kubelet{t: t, world: w, claims: claims, devices: devices, files: files, server: s}
+}
+
+// newKubelet starts a server, and connects to it as the kubelet does: by the socket in plugins_registry.
+func newKubelet(t testing.TB, hold time.Duration) *kubelet {
+	k := newServer(t, hold)
+	k.server.rewriteTime = 100 * time.Millisecond
 	ctx, stop := context.WithCancel(context.Background())
 	var work sync.WaitGroup
-	for _, run := range []func(context.Context) error{claims.Run, s.Run} {
+	for _, run := range []func(context.Context) error{k.claims.Run, k.server.Run} {
 		work.Go(func() {
 			if err := run(ctx); err != nil {
 				t.Error(err)
@@ -140,8 +149,7 @@ func newKubelet(t testing.TB, hold time.Duration) *kubelet {
 		})
 	}
 	t.Cleanup(func() { stop(); work.Wait() })
-	k := &kubelet{t: t, world: w, claims: claims, devices: devices, files: files, server: s}
-	k.registry = registration.NewRegistrationClient(plugintest.Client(t, filepath.Join(dir, "plugins_registry", "devmgrd.io-reg.sock")))
+	k.registry = registration.NewRegistrationClient(plugintest.Client(t, filepath.Join(k.server.RegistryDir, "devmgrd.io-reg.sock")))
 	info, err := k.registry.GetInfo(t.Context(), &registration.InfoRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		t.Fatal(err)
@@ -250,49 +258,40 @@ func TestServer_FilesNotReadable_Fails(t *testing.T) {
 	}
 }
 
-// Claims of many pods are prepared, and wait, while devices change all the time. The time of a look is measured here as well, since it depends on the
-// machine.
+// Claims wait while devices change all the time. Each change wakes all of them, and each has to look. Their looks together take a tenth of the time.
 func TestServer_ManyChanges_WaitingCostsLittle(t *testing.T) {
 	t.Parallel()
-	const claims, pods, while = 32, 100, 2 * time.Second
-	k := newKubelet(t, time.Minute)
-	var uids []device.PodUID
-	for i := range pods {
-		uid := device.PodUID(fmt.Sprint("p", i))
-		uids = append(uids, uid)
-		k.claims.Bind(demand(uid, "main c0 c1"))
-	}
-	k.world.list(gpu, "1")
-	ctx, cancel := context.WithTimeout(t.Context(), while)
-	defer cancel()
-	var work sync.WaitGroup
-	for i := range claims {
-		name := fmt.Sprint("c", i)
-		k.world.allocate(name, "a=a.example/gpu:1")
-		k.world.reserve(name, uids...)
-		work.Go(func() {
-			if _, _, err := k.server.prepare(t.Context(), ctx, &drav1.Claim{Namespace: "default", Name: name, Uid: "uid-" + name}); err == nil {
-				t.Error("a claim is prepared without its device")
-			}
-		})
-	}
-	changes := 0
-	for ; ctx.Err() == nil; changes++ {
-		k.devices.serve(device.Container{Pod: "another", Name: "main"})
-		runtime.Gosched()
-	}
-	work.Wait()
-	one, err := k.claims.read(t.Context(), "default", "c0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	began := time.Now()
-	k.claims.users("default", "c0", one)
-	look := time.Since(began)
-	t.Logf("%d changes, %d looks of %v", changes, k.files.asked, look)
-	if time.Duration(k.files.asked)*look > while/5 {
-		t.Errorf("%d looks of %v in %v", k.files.asked, look, while)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		const claims, while, look, change = 8, 10 * time.Second, time.Millisecond, 100 * time.Microsecond
+		k := newServer(t, time.Minute)
+		k.devices.takes = look // one pod for each claim
+		k.world.list(gpu, "1")
+		hold, end := context.WithTimeout(t.Context(), 2*while)
+		var work sync.WaitGroup
+		for i := range claims {
+			uid, name := device.PodUID(fmt.Sprint("p", i)), fmt.Sprint("c", i)
+			k.claims.Bind(demand(uid, "main "+name))
+			k.world.allocate(name, "a=a.example/gpu:1")
+			k.world.reserve(name, uid)
+			work.Go(func() {
+				if _, _, err := k.server.prepare(t.Context(), hold, &drav1.Claim{Namespace: "default", Name: name, Uid: "uid-" + name}); err == nil {
+					t.Error("a claim is prepared without its device")
+				}
+			})
+		}
+		for range while / change {
+			time.Sleep(change)
+			k.devices.serve(device.Container{Pod: "another", Name: "main"})
+		}
+		synctest.Wait()
+		n := k.files.asked
+		end()
+		work.Wait()
+		const least = look + lookShare*claims*look // from one look of a claim to the next
+		if most, fewest := claims*int(while/least+1), claims*int(while/(least+change)); n > most || n < fewest {
+			t.Errorf("%d looks of %v in %v; want %d to %d", n, look, while, fewest, most)
+		}
+	})
 }
 
 func TestServer_DevicesComeLater_AnswerIsHeldForThem(t *testing.T) {
