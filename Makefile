@@ -136,7 +136,7 @@ ifndef TESTS
 endif
 
 # Parts of e2e that run side by side, each on a cluster of its own: more lanes than there are processors, since much of their time they wait.
-LANES ?= 4
+LANES ?= 5
 numbered = $(addprefix e2e-,$(shell seq $(LANES)))
 lanes = $(numbered) e2e-chart e2e-page e2e-cluster e2e-demo
 .PHONY: $(lanes)

@@ -8,13 +8,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/socket"
 	"github.com/devmgrd/devmgrd/internal/socket/peercreds"
@@ -124,7 +124,7 @@ type Server struct {
 
 	stopping chan struct{} // closed when streams have to end
 
-	mu      sync.Mutex
+	mu      locks.Mutex[locks.Leaf]
 	trouble error // why the socket is not served
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -145,8 +146,8 @@ type Allocator struct {
 	write chan struct{} // the state file needs a write
 	work  sync.WaitGroup
 
-	offersMu sync.Mutex // held while offers are taken over, so that an older offer never replaces a newer one; after commitMu, before mu
-	commitMu sync.Mutex // held while the state file is written, so that an older record never replaces a newer one
+	offersMu locks.Mutex[locks.Offers]     // held while offers are taken over, so that an older offer never replaces a newer one; after commitMu, before mu
+	commitMu locks.Mutex[locks.CommitPods] // held while the state file is written, so that an older record never replaces a newer one
 
 	mu *lock // guards what follows; never held across a plugin's call or a commit
 	podLists

@@ -2,7 +2,8 @@ package allocator
 
 import (
 	"context"
-	"sync"
+
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // A lock is a mutex for which the runtime's hooks wait no longer than they have time: it drops a plugin that is late. What needs no answer does not
@@ -10,7 +11,7 @@ import (
 type lock struct {
 	held chan struct{} // has a value while the lock is held
 
-	mu   sync.Mutex // guards what follows; never held while a call of it runs
+	mu   locks.Mutex[locks.Leaf] // guards what follows; never held while a call of it runs
 	late []func()
 }
 
@@ -18,25 +19,33 @@ func newLock() *lock { return &lock{held: make(chan struct{}, 1)} }
 
 // Lock waits for the lock.
 func (l *lock) Lock() {
+	locks.Taking[locks.Allocator]()
 	l.held <- struct{}{}
 	l.catchUp()
 }
 
 // lockBefore waits for the lock until ctx ends, and reports whether it has it.
 func (l *lock) lockBefore(ctx context.Context) bool {
+	locks.Taking[locks.Allocator]()
 	select {
 	case l.held <- struct{}{}:
 		l.catchUp()
 		return true
 	case <-ctx.Done():
+		locks.Left[locks.Allocator]()
 		return false
 	}
 }
 
 // Unlock releases the lock.
 func (l *lock) Unlock() {
-	<-l.held
+	l.giveBack()
 	l.flush()
+}
+
+func (l *lock) giveBack() {
+	<-l.held
+	locks.Left[locks.Allocator]()
 }
 
 // do has f called with the lock held, after those of earlier calls: at once if the lock is free, and else before the next one who waits for it has it.
@@ -52,8 +61,9 @@ func (l *lock) flush() {
 	for l.isLate() {
 		select {
 		case l.held <- struct{}{}:
+			locks.Taking[locks.Allocator]()
 			l.catchUp()
-			<-l.held
+			l.giveBack()
 		default:
 			return
 		}
@@ -75,7 +85,7 @@ func (l *lock) catchUp() {
 	done := false
 	defer func() {
 		if !done {
-			<-l.held
+			l.giveBack()
 		}
 	}()
 	for _, f := range all {

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
@@ -18,6 +17,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/cri"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/lists"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -56,9 +56,9 @@ type Files struct {
 	Config
 	kick chan struct{}
 
-	writing sync.Mutex // held while files are written; taken before mu
+	writing locks.Mutex[locks.CDIFiles] // held while files are written; taken before mu
 
-	mu        sync.Mutex // guards what follows; never held across I/O
+	mu        locks.Mutex[locks.Leaf] // guards what follows; never held across I/O
 	hook      Hook
 	all       map[device.ClaimRequest]*File
 	prepared  map[device.ClaimUID]bool                   // by the kubelet, as far as devmgrd knows

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -85,7 +86,7 @@ func (m *Mirrors) Run(ctx context.Context) error {
 type selection struct {
 	changes chan struct{} // size one
 
-	mu        sync.Mutex
+	mu        locks.Mutex[locks.Leaf]
 	resources []device.ResourceName // sorted
 }
 

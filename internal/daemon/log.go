@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // NewLog returns the daemon's log, and a function that ends it after writing the pending lines.
@@ -32,7 +32,7 @@ type asyncWriter struct {
 	lines chan []byte
 	ended chan struct{}
 
-	mu   sync.Mutex // guards the fields below; not held during a write
+	mu   locks.Mutex[locks.Leaf] // guards the fields below; not held during a write
 	lost int
 	over bool
 }

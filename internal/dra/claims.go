@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -81,7 +81,7 @@ type Claims struct {
 	ClaimsConfig
 	kick chan struct{}
 
-	mu      sync.Mutex // guards what follows; held while the Sink is called, never across I/O
+	mu      locks.Mutex[locks.Claims] // guards what follows; held while the Sink is called, never across I/O
 	pods    map[device.PodUID]*claimingPod
 	changed chan struct{} // closed when pods has changed
 	index   index

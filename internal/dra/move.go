@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -74,9 +74,9 @@ type Slices struct {
 	log      *slog.Logger
 	writable chan struct{} // closed once a slice would be accepted
 
-	mu      sync.Mutex // guards what follows
-	refused error      // why the API server would not accept a slice
-	asked   time.Time  // when Sliced was called for the first time: the Node was known then
+	mu      locks.Mutex[locks.Leaf] // guards what follows
+	refused error                   // why the API server would not accept a slice
+	asked   time.Time               // when Sliced was called for the first time: the Node was known then
 }
 
 // NewSlices returns the Slices of a node. client is one of resource.k8s.io/v1. A Publisher makes them follow the API server.

@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"sync"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // An Offering says which resources are offered through claims: those that the operator names which do not have too many devices. A list without
@@ -14,7 +14,7 @@ import (
 type Offering struct {
 	OfferingConfig
 
-	mu       sync.Mutex
+	mu       locks.Mutex[locks.Leaf]
 	revision uint64                       // of the offers that have been counted
 	over     map[device.ResourceName]bool // too many devices, by the last list with devices
 	pools    map[device.ResourceName]int  // of the resources that are offered, by the same list

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -89,8 +89,8 @@ type Publisher struct {
 	seen      map[device.ResourceName]bool         // resources that the View has
 	tooMany   map[device.ResourceName]bool         // those of them with more devices than MaxDevices, as logged
 
-	mu      sync.Mutex // guards what follows
-	failure error      // why the slices may not show what they should; nil: they do
+	mu      locks.Mutex[locks.Leaf] // guards what follows
+	failure error                   // why the slices may not show what they should; nil: they do
 	places  map[device.ResourceName]map[device.ID]int
 	dropped bool // the API server drops taints
 }

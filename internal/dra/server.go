@@ -22,6 +22,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/socket"
 	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
@@ -84,9 +85,9 @@ type Server struct {
 	rewriteTime  time.Duration
 	waiting      atomic.Int64 // claims that are being prepared
 
-	mu      sync.Mutex // guards what follows
-	failure error      // why the kubelet cannot reach the driver, or has refused it; nil: it has accepted it
-	overdue bool       // registerTime is over
+	mu      locks.Mutex[locks.Leaf] // guards what follows
+	failure error                   // why the kubelet cannot reach the driver, or has refused it; nil: it has accepted it
+	overdue bool                    // registerTime is over
 }
 
 var errNotRegistered = errors.New("the kubelet has not registered the DRA driver " + Driver + " yet")

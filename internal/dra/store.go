@@ -2,7 +2,6 @@ package dra
 
 import (
 	"slices"
-	"sync"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -28,7 +28,7 @@ type store struct {
 	relisted chan struct{} // likewise after a full list: the API server is back
 	first    chan struct{} // closed at the first full list
 
-	mu     sync.Mutex // guards what follows; never held across I/O
+	mu     locks.Mutex[locks.Leaf] // guards what follows; never held across I/O
 	byName map[string]version
 	listed time.Time                         // when there was the first full list; zero: there has been none
 	left   map[device.ResourceName]time.Time // when the last removal of a resource's slice was noticed

@@ -3,10 +3,10 @@ package history
 import (
 	"context"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -25,7 +25,7 @@ type Journal struct {
 	log   *slog.Logger
 	wake  chan struct{}
 
-	mu     sync.Mutex // guards what follows
+	mu     locks.Mutex[locks.Leaf] // guards what follows
 	queued []device.Action
 	lost   int // actions that the queue had no room for
 }

@@ -5,10 +5,10 @@ import (
 	"context"
 	"log/slog"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -48,7 +48,7 @@ type Recorder struct {
 	counted bool // the history file's content has been added to spans; Run's
 	failing bool // the failure to write has been logged; Run's
 
-	mu       sync.Mutex
+	mu       locks.Mutex[locks.HistoryRecorder]
 	spans    spans
 	revision uint64 // of the allocator, up to which spans are current
 	begun    bool   // revision is of this process

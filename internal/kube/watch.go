@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
-	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -46,13 +46,13 @@ type Watch struct {
 	cfg       WatchConfig
 	reflector *cache.Reflector
 
-	mu     sync.Mutex // guards what follows
-	open   bool       // the watch request is answered
-	listed bool       // the store has a full list from this attempt
-	since  time.Time  // when the store became up to date; zero: it is not
-	err    error      // why it is not
-	away   bool       // an attempt has failed
-	back   time.Time  // when the store became up to date after that; zero: none has failed
+	mu     locks.Mutex[locks.Leaf] // guards what follows
+	open   bool                    // the watch request is answered
+	listed bool                    // the store has a full list from this attempt
+	since  time.Time               // when the store became up to date; zero: it is not
+	err    error                   // why it is not
+	away   bool                    // an attempt has failed
+	back   time.Time               // when the store became up to date after that; zero: none has failed
 }
 
 // errNotYet is the state before the first answer.

@@ -2,10 +2,10 @@ package nodestatus
 
 import (
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // A resource is contested when another writer has changed its published capacity contentionLimit times, each time within
@@ -20,7 +20,7 @@ const (
 type contention struct {
 	now func() time.Time
 
-	mu          sync.Mutex
+	mu          locks.Mutex[locks.Leaf]
 	overwritten map[device.ResourceName]overwrites
 }
 

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
@@ -117,9 +117,9 @@ type Publisher struct {
 	metrics    *metrics
 	contention *contention
 
-	mu       sync.Mutex                  // guards what follows
-	failure  error                       // why the Node may not show what it should; nil: it does
-	expected map[device.ResourceName]int // replaced, never edited: the values that follow withdrawn ones
+	mu       locks.Mutex[locks.Publisher] // guards what follows
+	failure  error                        // why the Node may not show what it should; nil: it does
+	expected map[device.ResourceName]int  // replaced, never edited: the values that follow withdrawn ones
 	// uncounted is when devmgrd last took a claimed resource off the Node; none: the Node has never shown it.
 	uncounted map[device.ResourceName]time.Time
 }

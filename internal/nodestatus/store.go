@@ -1,9 +1,8 @@
 package nodestatus
 
 import (
-	"sync"
-
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -12,8 +11,8 @@ import (
 type store struct {
 	relisted chan struct{} // holds one token when there has been a full list: the API server is back
 
-	mu      sync.Mutex      // guards what follows; never held across I/O
-	changed []chan struct{} // each holds one token when the state has changed since its reader's last look
+	mu      locks.Mutex[locks.Leaf] // guards what follows; never held across I/O
+	changed []chan struct{}         // each holds one token when the state has changed since its reader's last look
 	newest  nodeState
 	listed  bool // there has been a full list, so that a missing Node is known to be missing
 }

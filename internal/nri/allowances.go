@@ -1,10 +1,11 @@
 package nri
 
 import (
-	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 const (
@@ -21,7 +22,7 @@ const (
 
 // allowances are how long hooks of each namespace, and of all, may wait for a plugin or the host and fail. The zero value is ready to use.
 type allowances struct {
-	mu  sync.Mutex
+	mu  locks.Mutex[locks.Leaf]
 	sum *allowance
 	of  map[string]*allowance // of namespaces that have spent some; the others have all
 }

@@ -1,16 +1,15 @@
 package nri
 
 import (
-	"sync"
-
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // attempts counts for each container, over one connection, how often devmgrd answered with its devices without a start. The runtime
 // does not report failures after devmgrd's answer: two NRI plugins that set the same entry, another plugin that refuses, a device
 // node that the OCI runtime cannot create. The kubelet retries such a container for ever.
 type attempts struct {
-	mu  sync.Mutex
+	mu  locks.Mutex[locks.Leaf]
 	all map[device.Container]*attempt
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
@@ -171,8 +172,8 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	if n.config.Claims != nil {
 		hook = n.config.Claims.SetHook
 	}
-	var reports sync.Mutex // guards over, and makes the loss of the connection the last report of it
-	over := false          // a list that is handled longer than the connection lasts counts for nothing
+	var reports locks.Mutex[locks.RuntimeReports] // guards over, and makes the loss of the connection the last report of it
+	over := false                       // a list that is handled longer than the connection lasts counts for nothing
 	defer func() {
 		conn.Close()
 		reports.Lock()

@@ -2,8 +2,9 @@ package nri
 
 import (
 	"fmt"
-	"sync"
 	"time"
+
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // hangLimit is the duration after which a hook counts as hung; it should take a second at most.
@@ -12,7 +13,7 @@ const hangLimit = 10 * time.Second
 // hooks are the events in progress, over all connections: a handler continues when the runtime does not wait for its answer any
 // longer.
 type hooks struct {
-	mu       sync.Mutex
+	mu       locks.Mutex[locks.Leaf]
 	underway map[*hook]bool
 }
 

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
-	"sync"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 const (
@@ -29,7 +29,7 @@ type hostChecks struct {
 
 // sources are those that are being checked.
 type sources struct {
-	mu       sync.Mutex
+	mu       locks.Mutex[locks.Leaf]
 	underway map[string]*hostCheck
 }
 

@@ -8,11 +8,11 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"sync"
 
 	"github.com/containerd/nri/pkg/api"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -142,7 +142,7 @@ func (p *plugin) leave(event string, pod *api.PodSandbox) error {
 type sandboxes struct {
 	changed chan struct{} // size one: of static pods, or all; nil: no one waits for it
 
-	mu    sync.Mutex
+	mu    locks.Mutex[locks.Leaf]
 	ids   map[string]map[string]string // by the sandbox's ID the file of its network namespace; empty: it has the host's, or the file is not known
 	named map[string]namedPod          // those of them whose sandboxes the runtime has shown
 }

@@ -4,17 +4,17 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"sync"
 
 	"github.com/containerd/nri/pkg/api"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // notRedirected are running containers with the kubelet's plugin directory: they were created without devmgrd, so a device plugin
 // in one of them is registered with the kubelet. The next Synchronize replaces them.
 type notRedirected struct {
-	mu         sync.Mutex
+	mu         locks.Mutex[locks.Leaf]
 	containers map[string]notRedirectedContainer // by the container's ID
 }
 

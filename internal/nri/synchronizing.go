@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"net"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/ttrpc"
 
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -26,7 +26,7 @@ const maxUnlisted = 3
 
 // A progress is how much of its list the runtime has sent over one connection.
 type progress struct {
-	mu               sync.Mutex
+	mu               locks.Mutex[locks.Leaf]
 	pods, containers int
 	complete         bool
 }

@@ -7,13 +7,13 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/containerd/nri/pkg/api"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/lists"
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // ValidateContainerAdjustment is the runtime's last call about a container, with the adjustment of all NRI plugins. It fails if a
@@ -101,7 +101,7 @@ func changed[T proto.Message](ours, all []T, key func(T) string) (keys []string)
 
 // answers are devmgrd's answers for containers that are not validated yet, by their IDs.
 type answers struct {
-	mu  sync.Mutex
+	mu  locks.Mutex[locks.Leaf]
 	all map[string]*api.ContainerAdjustment
 }
 

@@ -18,6 +18,7 @@ import (
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	v1alpha1 "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
@@ -173,7 +174,7 @@ type sharedCall[T any] struct {
 	callLimits
 	call func(context.Context) (T, error)
 
-	mu      sync.Mutex
+	mu      locks.Mutex[locks.Leaf]
 	next    *response[T] // nil: no request has come since the last call began
 	running bool
 }

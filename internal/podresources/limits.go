@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
 	"github.com/devmgrd/devmgrd/internal/socket/peercreds"
 )
@@ -47,7 +48,7 @@ type client struct {
 
 // clients are the connected clients.
 type clients struct {
-	mu  sync.Mutex
+	mu  locks.Mutex[locks.Leaf]
 	all map[string]*client // by connlimit's name
 }
 

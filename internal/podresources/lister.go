@@ -3,7 +3,6 @@ package podresources
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -12,6 +11,7 @@ import (
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/socket/peercreds"
 )
 
@@ -167,7 +167,7 @@ func notFound(pod podName) error {
 type entryCache[T any] struct {
 	encode func(*device.PodAllocation) T
 
-	mu       sync.Mutex
+	mu       locks.Mutex[locks.Leaf]
 	revision uint64
 	entries  map[*device.PodAllocation]T
 }

@@ -21,6 +21,7 @@ import (
 	podresourcesv1 "github.com/devmgrd/devmgrd/api/devmgrd/podresources/v1"
 	proposal "github.com/devmgrd/devmgrd/api/podresources/v1alpha1"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/podresources/internal/takeover"
 	"github.com/devmgrd/devmgrd/internal/socket"
@@ -73,7 +74,7 @@ type Server struct {
 	stopping chan struct{} // closed when watches must end
 	work     sync.WaitGroup
 
-	mu      sync.Mutex
+	mu      locks.Mutex[locks.Leaf]
 	trouble map[string]error // why a path is not served
 }
 

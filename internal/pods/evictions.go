@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
-	"sync"
 	"time"
 
 	policyv1 "k8s.io/api/policy/v1"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -31,7 +31,7 @@ type Evictions struct {
 	log    *slog.Logger
 	wake   chan struct{} // size one
 
-	mu   sync.Mutex // guards what follows; held for look-ups only
+	mu   locks.Mutex[locks.Leaf] // guards what follows; held for look-ups only
 	pods map[device.PodUID]*eviction
 }
 

@@ -5,12 +5,12 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // store holds the active pods of this node and decides the calls to the Sink. It is the reflector's store: its methods never
@@ -21,7 +21,7 @@ type store struct {
 	runtime Runtime
 	served  map[device.Pod]bool // pods that had devices before devmgrd's start: the runtime has shown them then
 
-	mu   sync.Mutex // guards what follows; held while the Sink is called, never across I/O
+	mu   locks.Mutex[locks.PodsStore] // guards what follows; held while the Sink is called, never across I/O
 	pods map[device.PodUID]entry
 	// held are pods that look like the mirrors of static pods that the runtime does not show: the Sink does not have them.
 	held    map[types.NamespacedName]entry

@@ -18,6 +18,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/cgroups"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/reclaim/openers"
 	"github.com/devmgrd/devmgrd/internal/units"
@@ -109,7 +110,7 @@ type Gate struct {
 
 	neighbours Neighbours // of Run
 
-	mu       sync.Mutex // guards what follows; never held across a call of another package
+	mu       locks.Mutex[locks.Leaf] // guards what follows; never held across a call of another package
 	proofs   map[device.PodUID]*proof
 	rested   time.Time                    // the next search may begin
 	commands map[device.ResourceName]bool // whose command runs

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -12,6 +11,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
 	"github.com/devmgrd/devmgrd/internal/socket/peercreds"
 )
@@ -115,7 +115,7 @@ func identifyCaller(conn net.Conn) (net.Conn, caller, error) {
 type callLimiter struct {
 	all *semaphore.Weighted
 
-	mu      sync.Mutex
+	mu      locks.Mutex[locks.Leaf]
 	clients map[string]*clientCalls
 }
 

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
@@ -356,7 +357,7 @@ func (d *directory) callAgain() {
 
 // A broadcaster wakes any number of readers after a change.
 type broadcaster struct {
-	mu   sync.Mutex
+	mu   locks.Mutex[locks.Leaf]
 	ring chan struct{}
 }
 

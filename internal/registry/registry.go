@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/registry/internal/plugindir"
 )
@@ -92,9 +93,9 @@ type Registry struct {
 
 	work sync.WaitGroup // all goroutines that Run waits for
 
-	making sync.Mutex // held while a plugin pod's directory is made; taken before mu
+	making locks.Mutex[locks.PluginDirectory] // held while a plugin pod's directory is made; taken before mu
 
-	mu         sync.Mutex // guards the fields below; never held across a call, a file access or a save
+	mu         locks.Mutex[locks.Registry] // guards the fields below; never held across a call, a file access or a save
 	resources  map[device.ResourceName]*resourceState
 	lastNumber uint64 // registrations and streams so far: the identity of a registration, and of a plugin's stream
 	own        map[device.PodUID]*directory

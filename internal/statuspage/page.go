@@ -12,10 +12,10 @@ import (
 	"log/slog"
 	"net/http"
 	"strconv"
-	"sync"
 	"time"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // A Source has the page's data: the read-only calls of AdminService. They return at once.
@@ -42,9 +42,9 @@ type Page struct {
 	cfg     Config
 	streams chan struct{} // one value for each open stream
 
-	mu     sync.Mutex    // guards the fields below
-	newest *rendering    // nil: none yet
-	making chan struct{} // closed when the rendering under way is done; nil: there is none
+	mu     locks.Mutex[locks.Leaf] // guards the fields below
+	newest *rendering              // nil: none yet
+	making chan struct{}           // closed when the rendering under way is done; nil: there is none
 }
 
 const maxStreams = 32

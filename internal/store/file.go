@@ -10,11 +10,12 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	bolt "go.etcd.io/bbolt"
+
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // A file is one of devmgrd's bbolt files, open or not yet opened.
@@ -25,13 +26,13 @@ type file struct {
 	open    func() error         // opens the file for update where that failed before
 	commits prometheus.Histogram // commit durations; nil: not measured
 
-	writing sync.Mutex // guards what follows; bbolt has one writer at a time anyway
-	db      *bolt.DB   // nil: not opened yet
-	sum     uint64     // of the records when the file was opened or, without db, read
+	writing locks.Mutex[locks.StateFile] // guards what follows; bbolt has one writer at a time anyway
+	db      *bolt.DB                     // nil: not opened yet
+	sum     uint64                       // of the records when the file was opened or, without db, read
 
-	mu       sync.Mutex   // guards what follows
-	identity fileIdentity // zero value: none yet
-	failure  error        // of the latest write; nil: it succeeded
+	mu       locks.Mutex[locks.Leaf] // guards what follows
+	identity fileIdentity            // zero value: none yet
+	failure  error                   // of the latest write; nil: it succeeded
 }
 
 // An opened is a file that can be written.

@@ -10,12 +10,12 @@ import (
 	"log/slog"
 	"path/filepath"
 	"runtime/debug"
-	"sync"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // A History is the file of spans and actions. It is separate from the state file so that no damage to it, and no error in it,
@@ -24,8 +24,8 @@ type History struct {
 	file
 	actions actionLimits
 
-	guard  sync.Mutex // held during each use of the file, so that damage is found by one use at a time; guards what follows
-	broken error      // why the file is no longer used
+	guard  locks.Mutex[locks.HistoryFile] // held during each use of the file, so that damage is found by one use at a time; guards what follows
+	broken error                          // why the file is no longer used
 }
 
 // spanRecord is a device.Span without its number, which is in its key.

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // atOnce is the number of commands that run at once.
@@ -21,7 +23,7 @@ type Plugin struct {
 // socket with the fewest, so that the many resources of one plugin do not delay those of another; among these, of the one that has waited longest. The
 // zero value is ready to use.
 type Turns struct {
-	mu      sync.Mutex
+	mu      locks.Mutex[locks.Leaf]
 	pods    map[string]int // running commands, without zeros
 	running map[Plugin]int // likewise
 	all     int            // their sum

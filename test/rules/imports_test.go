@@ -22,6 +22,7 @@ var base = map[string][]string{
 		"internal/podresources", "internal/pods", "internal/reclaim", "internal/registry", "internal/socket", "internal/statuspage", "internal/store", "internal/units"},
 	"internal/lists":   {"internal/admin", "internal/allocator", "internal/cdi", "internal/checkpoint", "internal/device", "internal/nri", "internal/podresources", "internal/pods", "internal/reclaim", "internal/registry", "internal/statuspage"},
 	"internal/loops":   {"internal/admin", "internal/allocator", "internal/cdi", "internal/checkpoint", "internal/dra", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/reclaim", "internal/registry", "internal/units"},
+	"internal/locks":   {"internal/admin", "internal/allocator", "internal/cdi", "internal/checkpoint", "internal/dra", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/reclaim", "internal/registry", "internal/socket", "internal/statuspage", "internal/store", "internal/units"},
 	"internal/socket":  {"internal/admin", "internal/checkpoint", "internal/cri", "internal/dra", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/registry"},
 	"internal/cdi":     {"internal/dra", "internal/nri"},
 	"internal/cgroups": {"internal/nri", "internal/reclaim", "internal/socket"},

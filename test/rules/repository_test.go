@@ -48,7 +48,7 @@ func TestDependabotKnowsEachModule(t *testing.T) {
 	}
 }
 
-// make check vets all files at once, with the tag e2e: no other constraint leaves a file out.
+// make check vets all files at once, with the tag e2e: no other constraint leaves a file out, but for what internal/locks has for the race detector.
 func TestConstraintsAreTheTagE2E(t *testing.T) {
 	root := filepath.Join("..", "..")
 	out, err := exec.Command("git", "-C", root, "ls-files", "-co", "--exclude-standard", "*.go").Output()
@@ -64,7 +64,7 @@ func TestConstraintsAreTheTagE2E(t *testing.T) {
 		for line := range strings.Lines(string(text)) {
 			if strings.HasPrefix(line, "//go:build") {
 				tagged++
-				if line != "//go:build e2e\n" {
+				if line != "//go:build e2e\n" && filepath.Dir(file) != "internal/locks" {
 					t.Errorf("%s has %q", file, strings.TrimSpace(line))
 				}
 			}
@@ -72,6 +72,27 @@ func TestConstraintsAreTheTagE2E(t *testing.T) {
 	}
 	if tagged == 0 {
 		t.Error("no file has a constraint")
+	}
+}
+
+// Each lock has a place in the order of internal/locks.
+func TestMutexes_HaveAPlace(t *testing.T) {
+	root := filepath.Join("..", "..")
+	out, err := exec.Command("git", "-C", root, "grep", "-lE", `sync\.(RW)?Mutex`, "--", "internal/*.go").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := false
+	for _, file := range strings.Fields(string(out)) {
+		switch dir := filepath.Dir(file); {
+		case dir == "internal/locks":
+			found = true
+		case !strings.HasSuffix(file, "_test.go") && !strings.HasSuffix(dir, "test"): // but for helpers of tests
+			t.Errorf("%s has a sync.Mutex; use locks.Mutex, with a place", file)
+		}
+	}
+	if !found {
+		t.Error("internal/locks is not found")
 	}
 }
 

@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/cgroups"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 const (
@@ -31,8 +31,8 @@ type finder struct {
 	exitLimit time.Duration
 	maxFiles  int
 
-	mu      sync.Mutex            // guards blocked, and the record of the scan
-	blocked map[int]device.PodUID // PIDs for which a thread still waits, with their pods
+	mu      locks.Mutex[locks.Leaf] // guards blocked, and the record of the scan
+	blocked map[int]device.PodUID   // PIDs for which a thread still waits, with their pods
 }
 
 func newFinder(proc string) *finder {

@@ -2,11 +2,11 @@ package pluginrules
 
 import (
 	"log/slog"
-	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // Notifier reports violations of rules that are not enforced, and registrations that are refused. It returns at once.
@@ -30,7 +30,7 @@ type Guard struct {
 	violations *prometheus.CounterVec
 	seen       memory
 
-	mu   sync.Mutex
+	mu   locks.Mutex[locks.Leaf]
 	told map[string]bool // violations that have been reported
 }
 

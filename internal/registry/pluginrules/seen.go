@@ -5,10 +5,10 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/lists"
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // Bounds of what is remembered of grants.
@@ -21,7 +21,7 @@ const (
 
 // memory remembers what plugins have granted since devmgrd's start.
 type memory struct {
-	mu  sync.Mutex
+	mu  locks.Mutex[locks.Leaf]
 	all map[device.ResourceName]*remembered
 	n   int // names in all
 }

@@ -4,6 +4,8 @@ import (
 	"net"
 	"strconv"
 	"sync"
+
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // Limits bounds connections. All of them are greater than 0.
@@ -23,7 +25,7 @@ type Limiter struct {
 	limits   Limits
 	identify Identify
 
-	mu      sync.Mutex // guards what follows, and the ready connections of its listeners
+	mu      locks.Mutex[locks.Leaf] // guards what follows, and the ready connections of its listeners
 	clients map[string]*client
 	served  int
 	waiting int

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/units"
 )
 
@@ -67,7 +68,7 @@ type Examiner struct {
 	runs  *prometheus.CounterVec
 	turns units.Turns
 
-	mu     sync.Mutex                    // guards what follows
+	mu     locks.Mutex[locks.Leaf]       // guards what follows
 	rounds map[device.ResourceName]bool  // under way
 	latest map[device.ResourceName]error // why the latest run has judged no device; nil: it has judged one
 }

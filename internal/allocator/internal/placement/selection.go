@@ -1,14 +1,13 @@
 package placement
 
 import (
-	"sync"
-
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // selections remembers which devices of a list selections select. The list's IDs decide that, so a change of health or places does not matter.
 type selections struct {
-	mu    sync.Mutex
+	mu    locks.Mutex[locks.Leaf]
 	known map[string]bitset // by Selection.Key; the sets never change
 }
 

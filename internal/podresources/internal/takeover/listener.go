@@ -3,7 +3,8 @@ package takeover
 import (
 	"errors"
 	"net"
-	"sync"
+
+	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
 // A listener accepts from devmgrd's socket, and from the next one when Run has bound the socket again because its directory was
@@ -11,7 +12,7 @@ import (
 type listener struct {
 	addr string
 
-	mu     sync.Mutex // guards now and closed; never held across Accept
+	mu     locks.Mutex[locks.Leaf] // guards now and closed; never held across Accept
 	now    *net.UnixListener
 	closed bool
 }

@@ -1,0 +1,47 @@
+// Package locks has the order in which a goroutine takes locks: each of devmgrd's mutexes has a place, and a goroutine that holds one takes only locks whose places
+// come later. With the race detector, as in all tests, each Lock is checked, and a wrong one panics with both places. Without it, a Mutex is a sync.Mutex.
+// It is a base package.
+//
+//	locks.go   the places, in order
+//	mutex.go   without the race detector
+//	check.go   with it
+package locks
+
+// A place is a lock's position in the order. All locks with one place are equal: a goroutine holds one of them at a time.
+type place interface{ place() int }
+
+// The places, in the order in which locks are taken. The comments say what is called with the lock held.
+type (
+	RuntimeReports  struct{} // of nri's connection: a report to the allocator
+	HistoryRecorder struct{} // history.Recorder.mu: it looks at the allocator
+	PodsStore       struct{} // pods.store.mu: the Sink
+	Claims          struct{} // dra.Claims.mu: the Sink
+	CommitPods      struct{} // allocator.commitMu: the Store
+	Offers          struct{} // allocator.offersMu: it takes over offers
+	CommitPlugins   struct{} // registry.saver.commitMu: the Store
+	PluginDirectory struct{} // registry.making: a directory is made
+	Allocator       struct{} // allocator.mu
+	Registry        struct{} // registry.mu
+	Publisher       struct{} // nodestatus.Publisher.mu
+	CDIFiles        struct{} // cdi.Files.writing: files are written
+	HistoryFile     struct{} // store.History.guard: the file is used
+	StateFile       struct{} // store.file.writing: a commit is made
+	// Leaf is the place of each lock under which no other is taken.
+	Leaf struct{}
+)
+
+func (RuntimeReports) place() int  { return 1 }
+func (HistoryRecorder) place() int { return 2 }
+func (PodsStore) place() int       { return 3 }
+func (Claims) place() int          { return 4 }
+func (CommitPods) place() int      { return 5 }
+func (Offers) place() int          { return 6 }
+func (CommitPlugins) place() int   { return 7 }
+func (PluginDirectory) place() int { return 8 }
+func (Allocator) place() int       { return 9 }
+func (Registry) place() int        { return 10 }
+func (Publisher) place() int       { return 11 }
+func (CDIFiles) place() int        { return 12 }
+func (HistoryFile) place() int     { return 13 }
+func (StateFile) place() int       { return 14 }
+func (Leaf) place() int            { return 15 }
