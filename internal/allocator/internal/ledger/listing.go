@@ -1,9 +1,11 @@
-package placement
+package ledger
 
 import (
+	"regexp"
 	"slices"
 	"strconv"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/bitset"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -13,17 +15,16 @@ type Listing struct {
 	matched *selections                 // the same in listings with the same IDs
 	at      map[device.ID]int           // position of an ID in devices
 	cordons map[device.ID]device.Cordon // of the resource; never changed
-	usable  bitset                      // healthy, and not cordoned
+	usable  bitset.Mutable              // healthy, and not cordoned
 
 	usableCount int   // members of usable
 	newest      int64 // the highest Added of the devices, at least 1
 
-	places [][]int  // the distinct sets of NUMA nodes that devices are near, ascending; empty: the plugin reports none
-	of     []int16  // the place of each device: an index into places, or -1; nil without places
-	sizes  []int    // devices at each place
-	here   []bitset // the devices at each place
-	placed bitset   // the devices that have a place
-	near   int      // total length of all places
+	places [][]int          // the distinct sets of NUMA nodes that devices are near, ascending; empty: the plugin reports none
+	of     []int16          // the place of each device: an index into places, or -1; nil without places
+	here   []bitset.Mutable // the devices at each place
+	placed bitset.Mutable   // the devices that have a place
+	near   int              // total length of all places
 
 	usableAt []int // usable devices at each place
 
@@ -42,12 +43,12 @@ const (
 // NewListing reuses parts of the previous listing: where only health has changed, the positions stay the same, and
 // rebuilding them would be most of the work. A resource has the same ordering in all of its listings.
 func NewListing(devices []device.Device, cordons map[device.ID]device.Cordon, ordering Ordering, before *Listing) *Listing {
-	l := &Listing{devices: devices, cordons: cordons, ordering: ordering, usable: newBitset(len(devices))}
+	l := &Listing{devices: devices, cordons: cordons, ordering: ordering, usable: bitset.New(len(devices))}
 	sameIDs, samePlaces := before != nil && sameIDs(devices, before.devices), before != nil && samePlaces(devices, before.devices)
 	if sameIDs {
 		l.at, l.matched = before.at, before.matched
 	} else {
-		l.matched = &selections{known: map[string]bitset{}}
+		l.matched = &selections{known: map[string]bitset.Set{}}
 		l.at = make(map[device.ID]int, len(devices))
 		for i, d := range devices {
 			l.at[d.ID] = i
@@ -57,18 +58,18 @@ func NewListing(devices []device.Device, cordons map[device.ID]device.Cordon, or
 	for i, d := range devices {
 		l.newest = max(l.newest, d.Added)
 		if d.Healthy {
-			l.usable.add(i)
+			l.usable.Add(i)
 			l.usableCount++
 		}
 	}
 	for id := range cordons {
-		if i, listed := l.at[id]; listed && l.usable.has(i) {
-			l.usable.remove(i)
+		if i, listed := l.at[id]; listed && l.usable.Has(i) {
+			l.usable.Remove(i)
 			l.usableCount--
 		}
 	}
 	if samePlaces {
-		l.places, l.of, l.sizes, l.here, l.placed = before.places, before.of, before.sizes, before.here, before.placed
+		l.places, l.of, l.here, l.placed = before.places, before.of, before.here, before.placed
 	} else {
 		l.findPlaces()
 	}
@@ -80,7 +81,7 @@ func NewListing(devices []device.Device, cordons map[device.ID]device.Cordon, or
 	if l.of != nil {
 		l.usableAt = make([]int, len(l.places))
 		for i, at := range l.of {
-			if at >= 0 && l.usable.has(i) {
+			if at >= 0 && l.usable.Has(i) {
 				l.usableAt[at]++
 			}
 		}
@@ -90,6 +91,12 @@ func NewListing(devices []device.Device, cordons map[device.ID]device.Cordon, or
 
 // Devices returns the devices, in the order of device.CompareIDs.
 func (l *Listing) Devices() []device.Device { return l.devices }
+
+// At returns the position of a device in Devices, if it is listed.
+func (l *Listing) At(id device.ID) (int, bool) {
+	i, listed := l.at[id]
+	return i, listed
+}
 
 // Find returns the device of that ID, if it is listed.
 func (l *Listing) Find(id device.ID) (device.Device, bool) {
@@ -103,6 +110,18 @@ func (l *Listing) Find(id device.ID) (device.Device, bool) {
 // Cordons returns the resource's cordons as of the listing.
 func (l *Listing) Cordons() map[device.ID]device.Cordon { return l.cordons }
 
+// Usable returns the devices that are healthy and not cordoned.
+func (l *Listing) Usable() bitset.Set { return l.usable.Set }
+
+// IsUsable reports whether the device is listed, healthy and not cordoned.
+func (l *Listing) IsUsable(id device.ID) bool {
+	i, listed := l.at[id]
+	return listed && l.usable.Has(i)
+}
+
+// Ordering returns the order in which the devices are given out.
+func (l *Listing) Ordering() Ordering { return l.ordering }
+
 // Newest returns the highest Added of the devices, and at least 1.
 func (l *Listing) Newest() int64 { return l.newest }
 
@@ -111,7 +130,7 @@ func (l *Listing) findPlaces() {
 	if !slices.ContainsFunc(l.devices, func(d device.Device) bool { return len(d.NUMA) > 0 }) {
 		return
 	}
-	l.of, l.placed = make([]int16, len(l.devices)), newBitset(len(l.devices))
+	l.of, l.placed = make([]int16, len(l.devices)), bitset.New(len(l.devices))
 	known := map[string]int16{}
 	var last []int // adjacent devices are mostly at one place
 	var at int16 = -1
@@ -120,9 +139,8 @@ func (l *Listing) findPlaces() {
 			last, at = d.NUMA, l.placeOf(d.NUMA, known)
 		}
 		if l.of[i] = at; at >= 0 {
-			l.sizes[at]++
-			l.here[at].add(i)
-			l.placed.add(i)
+			l.here[at].Add(i)
+			l.placed.Add(i)
 		}
 	}
 }
@@ -145,18 +163,27 @@ func (l *Listing) placeOf(nodes []int, known map[string]int16) int16 {
 		at = int16(len(l.places))
 		known[string(key)] = at
 		l.near += len(nodes)
-		l.places, l.sizes, l.here = append(l.places, nodes), append(l.sizes, 0), append(l.here, newBitset(len(l.devices)))
+		l.places, l.here = append(l.places, nodes), append(l.here, bitset.New(len(l.devices)))
 	}
 	return at
 }
 
-// place returns the index of a device's place, or -1.
-func (l *Listing) place(i int) int {
+// Places returns the distinct sets of NUMA nodes that devices are near, each ascending; empty: the plugin reports none.
+func (l *Listing) Places() [][]int { return l.places }
+
+// Place returns the place of the device at a position: an index into Places, or -1.
+func (l *Listing) Place(i int) int {
 	if l.of == nil {
 		return -1
 	}
 	return int(l.of[i])
 }
+
+// Here returns the devices at a place.
+func (l *Listing) Here(place int) bitset.Set { return l.here[place].Set }
+
+// Placed returns the devices that have a place.
+func (l *Listing) Placed() bitset.Set { return l.placed.Set }
 
 // Near returns the NUMA nodes of each device; nil if no device has a place.
 func (l *Listing) Near(ids []device.ID) [][]int {
@@ -182,8 +209,61 @@ func sameIDs(a, b []device.Device) bool {
 	return slices.EqualFunc(a, b, func(x, y device.Device) bool { return x.ID == y.ID })
 }
 
-// has reports whether the device is listed and usable.
-func (l *Listing) has(id device.ID) bool {
-	i, ok := l.at[id]
-	return ok && l.usable.has(i)
+// An Order selects which of several equal devices a container gets.
+type Order string
+
+// The orders. Each is complete: equal inputs lead to equal choices.
+const (
+	Lowest Order = "lowest" // the lowest IDs
+	Pack   Order = "pack"   // from the smallest group that suffices, so that other groups stay whole
+	Spread Order = "spread" // from as many groups as possible, the one with the most free devices first
+	Oldest Order = "oldest" // those that have been free for the longest time
+)
+
+// An Ordering is the order in which the devices of one resource are given out. The zero value is Lowest.
+type Ordering struct {
+	Order Order
+	// Group finds the group in a device's ID: the first parenthesis, or the whole match if there is none. A device whose ID
+	// it does not match is a group of its own. nil: devices near the same NUMA nodes are a group. Only Pack and Spread have
+	// groups.
+	Group *regexp.Regexp
+}
+
+// Grouped reports whether groups matter.
+func (o Ordering) Grouped() bool { return o.Order == Pack || o.Order == Spread }
+
+// Group returns the group of the device at a position, a number below Groups. The ordering must be Grouped.
+func (l *Listing) Group(i int) int { return int(l.group[i]) }
+
+// Groups returns the number of groups; 0: groups do not matter.
+func (l *Listing) Groups() int { return l.groups }
+
+// findGroups groups the devices, if the resource's ordering wants that.
+func (l *Listing) findGroups() {
+	l.group, l.groups = nil, 0
+	if !l.ordering.Grouped() {
+		return
+	}
+	l.group = make([]int32, len(l.devices))
+	if l.ordering.Group == nil {
+		l.groups = len(l.places) + 1 // devices without a place are a group as well
+		for i := range l.devices {
+			l.group[i] = int32(l.Place(i) + 1)
+		}
+		return
+	}
+	known := map[string]int32{}
+	for i, d := range l.devices {
+		name := "\x00" + string(d.ID) // no group's name begins so
+		if found := l.ordering.Group.FindStringSubmatch(string(d.ID)); found != nil {
+			name = found[min(1, len(found)-1)]
+		}
+		at, is := known[name]
+		if !is {
+			at = int32(len(known))
+			known[name] = at
+		}
+		l.group[i] = at
+	}
+	l.groups = len(known)
 }

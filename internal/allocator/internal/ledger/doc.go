@@ -1,0 +1,40 @@
+// Package ledger records which pod has which device. It has no lock and no I/O. It belongs to the allocator, which knows the pods and decides
+// when devices are held and released. Package placement plans with it.
+//
+// A Ledger has one Resource for each resource. Only the Ledger's methods change it: the exported methods of a Resource and of its Listing read, so
+// that the compiler shows what a plan cannot do.
+//
+//	state        the device is                                          enters by           leaves by
+//	free         listed, usable, not taken, not withheld                what follows        Hold → held
+//	held         set aside for a pod whose attempt is under way         Hold                EndHold → free, quarantined; a commit → assigned
+//	assigned     a pod's by the state file                              a commit, Recall    Releasing → releasing
+//	releasing    an ended pod's, and the proof that it is free is due   Releasing           Release → free; Releasing → busy, assigned
+//	busy         likewise, and the proof has not come within a moment   Releasing           Release → free; Releasing → releasing, assigned
+//	quarantined  that of a container that runs, without an assignment   Quarantine          EndQuarantine → free; Hold of its pod → held
+//	withheld     perhaps one in use under an ID that is not listed      Withhold            Withhold → free
+//	unusable     unhealthy or cordoned                                  Accept, SetListing  Accept, SetListing → free
+//
+// A device that a pod has, from held to quarantined, is taken. It may be unusable as well, or not listed, and it is free only when it
+// is neither. The Ledger does not distinguish held from assigned: the allocator does. Where several pods have a device by one claim, all of them have to
+// leave before it is free.
+//
+// A container may run with a device that another pod has. Then the two are in dispute (Conflicting): the device stays the other pod's, and is
+// quarantined when the other pod has released it.
+//
+//	hold     set a chosen device aside until the attempt ends; the verb of attempts only
+//	release  take devices back from a pod that has ended; releasing until it is done
+//	refuse   what the plugin does to a request for devices; a device refused in each of three requests is out of service for a while
+//
+// The files:
+//
+//	ledger.go                    the Ledger and its methods
+//	quarantine.go, withheld.go   quarantined devices and disputes; withheld devices
+//	refusals.go                  what the plugin has refused or granted
+//	resource.go                  the Resource: its offer, and what pods request
+//	holders.go, free.go          its taken devices; the index of its free devices, and the order of releases
+//	capacity.go                  its Capacity, and other figures
+//	listing.go                   a plugin's list of devices, prepared for look-ups, and the order in which equal devices are given out
+//	selection.go                 which devices of a Listing pods' patterns select, remembered
+//	status.go                    the state of each device, for queries
+//	check.go                     compares the index with the devices, after each test
+package ledger
