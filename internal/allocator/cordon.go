@@ -24,7 +24,7 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 	defer a.mu.Unlock()
 	a.cordons.Add(cordons...)
 	for _, c := range cordons {
-		if _, taken := a.ledger.Of(c.Resource).Holder(c.ID); taken {
+		if a.ledger.Of(c.Resource).IsTaken(c.ID) {
 			held = append(held, c)
 		}
 		a.cfg.Log.Info("device cordoned", "resource", c.Resource, "device", c.ID, "reason", c.Reason)
@@ -133,7 +133,7 @@ func (a *Allocator) DeclareCordons(cordons []device.Cordon) error {
 func (a *Allocator) withdrawnLocked(r device.ResourceName) map[device.ID]bool {
 	all := map[device.ID]bool{}
 	for id := range a.inForce[r] {
-		if _, taken := a.ledger.Of(r).Holder(id); !taken {
+		if !a.ledger.Of(r).IsTaken(id) {
 			all[id] = true
 		}
 	}
@@ -147,9 +147,7 @@ func (a *Allocator) checkKnown(devices []device.Cordon) error {
 	for _, d := range devices {
 		_, known := a.inForce[d.Resource][d.ID]
 		if resource := a.ledger.Resources[d.Resource]; resource != nil && !known {
-			if _, known = resource.Listing().At(d.ID); !known {
-				_, known = resource.Holder(d.ID)
-			}
+			known = resource.Listing().Lists(d.ID) || resource.IsTaken(d.ID)
 		}
 		if !known {
 			return &device.UnknownDeviceError{Resource: d.Resource, ID: d.ID}

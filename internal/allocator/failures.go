@@ -52,8 +52,7 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, broken map[
 			joined = append(joined, id) // its failure is recorded with a pod that has had it for longer
 			continue
 		}
-		_, listed := a.ledger.Resources[r].Listing().At(id)
-		begins, counts := a.ledger.Failures(r).Fail(id, uid, listed, now)
+		begins, counts := a.ledger.Failures(r).Fail(id, uid, a.ledger.Resources[r].Listing().Lists(id), now)
 		if begins {
 			loops.Signal(a.kick) // watchFailuresLocked checks whether the failure lasts
 		}

@@ -143,8 +143,7 @@ func (a *Allocator) examinableLocked(r device.ResourceName, id device.ID) bool {
 		return false
 	}
 	d, listed := resource.Listing().Find(id)
-	_, taken := resource.Holder(id)
-	return listed && d.Healthy && !taken
+	return listed && d.Healthy && !resource.IsTaken(id)
 }
 
 // Examined reports what health.command has found: why a device is unhealthy, or with an empty reason that it is healthy. It counts

@@ -91,7 +91,7 @@ func (a *Allocator) regrantable(p *pod) (no *device.Refusal, lasting time.Time) 
 			return no, time.Time{}
 		}
 		for _, id := range s.IDs {
-			if _, listed := resource.Listing().At(id); !listed {
+			if !resource.Listing().Lists(id) {
 				return device.Refuse(device.DeviceUnhealthy, nil, "the device plugin of %s does not list device %s, which is assigned to the pod", s.Resource, id),
 					resource.Offer().Since.Add(failures.Lasting)
 			}

@@ -39,7 +39,7 @@ func (r *Resource) Capacity(hidden, mirrored int, podsListed bool) int {
 // spoken reports whether a device of the capacity is one that these pods have or will have. They wait for a device that another pod has, or that
 // no pod can be assigned now: the first counts for the other pod, the second not at all.
 func (r *Resource) spoken(id device.ID, by map[device.PodUID]bool) bool {
-	if _, taken := r.taken[id]; !taken {
+	if !r.IsTaken(id) {
 		i, listed := r.listing.At(id)
 		return listed && r.offer.State != device.Lost && r.free.Has(i)
 	}
@@ -111,8 +111,7 @@ func (r *Resource) Unhealthy() int {
 // OutOfService yields the cordons of the devices that are listed and not taken.
 func (r *Resource) OutOfService(yield func(device.Cordon) bool) {
 	for id, c := range r.listing.cordons {
-		_, listed := r.listing.At(id)
-		if _, taken := r.taken[id]; listed && !taken && !yield(c) {
+		if r.listing.Lists(id) && !r.IsTaken(id) && !yield(c) {
 			return
 		}
 	}

@@ -10,7 +10,7 @@ func (r *Resource) Check() error {
 	free, unusable, listed := 0, 0, 0
 	freeAt := make([]int, len(r.freeAt))
 	for i, d := range r.listing.devices {
-		_, taken := r.taken[d.ID]
+		taken := r.IsTaken(d.ID)
 		_, cordoned := r.listing.cordons[d.ID]
 		usable := d.Healthy && !cordoned
 		isFree := usable && !taken && !r.withheld.Has(i)
@@ -57,7 +57,7 @@ func (r *Resource) Check() error {
 		}
 	}
 	for id := range r.quarantined {
-		if _, taken := r.taken[id]; !taken {
+		if !r.IsTaken(id) {
 			return fmt.Errorf("device %s is set aside and not taken", id)
 		}
 	}

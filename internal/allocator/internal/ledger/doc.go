@@ -33,8 +33,7 @@
 //	resource.go                  the Resource: its offer, and what pods request
 //	holders.go, free.go          its taken devices; the index of its free devices, and the order of releases
 //	capacity.go                  its Capacity, and other figures
-//	listing.go                   a plugin's list of devices, prepared for look-ups, and the order in which equal devices are given out
-//	selection.go                 which devices of a Listing pods' patterns select, remembered
+//	listing.go                   a plugin's list of devices, prepared for look-ups: by ID, NUMA nodes, group and pods' patterns
 //	status.go                    the state of each device, for queries
 //	check.go                     compares the index with the devices, after each test
 package ledger

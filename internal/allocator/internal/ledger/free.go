@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/bitset"
@@ -55,12 +56,12 @@ func (r *Resource) setListing(l *Listing) {
 	for id := range r.taken {
 		r.countTaken(id)
 	}
-	r.answers.forgetUnlisted(l, r.taken)
+	maps.DeleteFunc(r.granted, func(id device.ID, _ device.PodUID) bool { return !l.Lists(id) && !r.IsTaken(id) })
 }
 
 // take records a device as a pod's, unless it is taken already. It reports whether it was not.
 func (r *Resource) take(id device.ID, pod device.PodUID) bool {
-	if _, taken := r.taken[id]; taken {
+	if r.IsTaken(id) {
 		return false
 	}
 	r.taken[id] = pod

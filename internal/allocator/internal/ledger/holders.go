@@ -22,10 +22,6 @@ type podDevice struct {
 	pod device.PodUID
 }
 
-func newHolders() holders {
-	return holders{taken: map[device.ID]device.PodUID{}, sharers: map[device.ID][]device.PodUID{}, quarantined: map[device.ID]bool{}, releasing: map[podDevice]*device.Release{}}
-}
-
 // Holder returns the pod that has a device, if one has. Of several, which have it by one claim, it is the first that is left.
 func (h *holders) Holder(id device.ID) (device.PodUID, bool) {
 	uid, taken := h.taken[id]
@@ -53,6 +49,12 @@ func (h *holders) Holders(id device.ID) iter.Seq[device.PodUID] {
 func (h *holders) Has(id device.ID, pod device.PodUID) bool {
 	holder, taken := h.taken[id]
 	return taken && (holder == pod || slices.Contains(h.sharers[id], pod))
+}
+
+// IsTaken reports whether any pod has a device.
+func (h *holders) IsTaken(id device.ID) bool {
+	_, taken := h.taken[id]
+	return taken
 }
 
 // Taken yields the devices that pods have, with their Holders.
@@ -88,19 +90,6 @@ func (h *holders) remove(id device.ID, pod device.PodUID) bool {
 		delete(h.sharers, id)
 	}
 	return true
-}
-
-// setRelease records why devices of a pod that has ended are not free yet; nil: the pod is back.
-func (h *holders) setRelease(ids []device.ID, pod device.PodUID, why *device.Release) {
-	for _, id := range ids {
-		switch {
-		case !h.Has(id, pod):
-		case why == nil:
-			delete(h.releasing, podDevice{id, pod})
-		default:
-			h.releasing[podDevice{id, pod}] = why
-		}
-	}
 }
 
 // ReleaseOf returns why a device is not free although all pods that have it have ended; nil: one has not ended.

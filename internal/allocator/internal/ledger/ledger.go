@@ -166,7 +166,14 @@ func (l *Ledger) EndHold(pod device.PodUID, held Devices) {
 // Releasing records why devices of a pod that has ended are not free yet; nil: the pod is back.
 func (l *Ledger) Releasing(pod device.PodUID, ds Devices, why *device.Release) {
 	for name, ids := range ds {
-		l.Of(name).setRelease(ids, pod, why)
+		r := l.Of(name)
+		for _, id := range ids {
+			if why == nil {
+				delete(r.releasing, podDevice{id, pod})
+			} else if r.Has(id, pod) {
+				r.releasing[podDevice{id, pod}] = why
+			}
+		}
 	}
 }
 
@@ -178,7 +185,7 @@ func (l *Ledger) Release(pod device.PodUID, ds Devices) {
 		for _, id := range ids {
 			delete(r.granted, id)
 		}
-		r.used(slices.DeleteFunc(slices.Clone(ids), func(id device.ID) bool { _, taken := r.Holder(id); return taken }))
+		r.used(slices.DeleteFunc(slices.Clone(ids), r.IsTaken))
 	}
 	l.reclaim()
 }

@@ -4,6 +4,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"sync"
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/bitset"
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -96,6 +97,12 @@ func (l *Listing) Devices() []device.Device { return l.devices }
 func (l *Listing) At(id device.ID) (int, bool) {
 	i, listed := l.at[id]
 	return i, listed
+}
+
+// Lists reports whether a device is listed.
+func (l *Listing) Lists(id device.ID) bool {
+	_, listed := l.at[id]
+	return listed
 }
 
 // Find returns the device of that ID, if it is listed.
@@ -266,4 +273,38 @@ func (l *Listing) findGroups() {
 		l.group[i] = at
 	}
 	l.groups = len(known)
+}
+
+// selections remembers which devices of a list selections select. The list's IDs decide that, so a change of health or places does not matter.
+type selections struct {
+	mu    sync.Mutex
+	known map[string]bitset.Set // by Selection.Key; the sets never change
+}
+
+// maxSelections is how many selections are remembered for one list of IDs. A pod has fewer.
+const maxSelections = 256
+
+// Match returns the devices that a selection selects, and remembers them. No other step of a plan costs as much as a pod's author likes, so the
+// allocator does it beforehand, without its lock.
+func (l *Listing) Match(s device.Selection) bitset.Set {
+	m, key := l.matched, s.Key()
+	m.mu.Lock()
+	known, found := m.known[key]
+	m.mu.Unlock()
+	if found {
+		return known
+	}
+	all := bitset.New(len(l.devices))
+	for i, d := range l.devices {
+		if s.Selects(d.ID) {
+			all.Add(i)
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.known) >= maxSelections {
+		clear(m.known)
+	}
+	m.known[key] = all.Set
+	return all.Set
 }

@@ -8,29 +8,24 @@ import (
 )
 
 // An Index finds the devices assigned to pods, and remembers what it has looked up: a pod may have many devices and containers.
-type Index map[indexKey]map[device.ID]bool
+type Index map[device.PodUID]map[resourceDevice]bool
 
-type indexKey struct {
-	pod      device.PodUID
+type resourceDevice struct {
 	resource device.ResourceName
+	id       device.ID
 }
 
-// of returns the devices of a resource that a pod has been assigned.
-func (x Index) of(l *Ledger, pod device.PodUID, name device.ResourceName) map[device.ID]bool {
-	key := indexKey{pod, name}
-	ids, known := x[key]
-	if !known {
-		ids = map[device.ID]bool{}
+// of returns the devices that a pod has been assigned.
+func (x Index) of(l *Ledger, pod device.PodUID) map[resourceDevice]bool {
+	if x[pod] == nil {
+		x[pod] = map[resourceDevice]bool{}
 		for _, s := range device.Shares(l.allocator.Assigned(pod)) {
-			if s.Resource == name {
-				for _, id := range s.IDs {
-					ids[id] = true
-				}
+			for _, id := range s.IDs {
+				x[pod][resourceDevice{s.Resource, id}] = true
 			}
 		}
-		x[key] = ids
 	}
-	return ids
+	return x[pod]
 }
 
 // Granted returns the devices of a resource that a container has been assigned.
@@ -51,16 +46,14 @@ func (l *Ledger) Quarantine(c device.Container, name device.ResourceName, ids []
 	}
 	var unknown, strays, disputed []device.ID
 	for _, id := range ids {
-		switch _, taken := r.Holder(id); {
-		case taken && !r.Has(id, c.Pod):
+		switch {
+		case !r.IsTaken(id):
+			unknown, strays = append(unknown, id), append(strays, id)
+		case !r.Has(id, c.Pod):
 			disputed = append(disputed, id)
-			continue
-		case taken && own.of(l, c.Pod, name)[id]:
-			continue
-		case !taken:
-			unknown = append(unknown, id)
+		case !own.of(l, c.Pod)[resourceDevice{name, id}]:
+			strays = append(strays, id)
 		}
-		strays = append(strays, id)
 	}
 	if len(disputed) > 0 {
 		log, message := l.log.Error, "container runs with devices of another pod"
@@ -90,21 +83,14 @@ func (l *Ledger) agree(pod device.PodUID, name device.ResourceName, id device.ID
 // dispute keeps devices that a pod's containers run with, and that only pods have with which it shared them.
 func (l *Ledger) dispute(pod device.PodUID) {
 	for name, r := range l.Resources {
-		move(l.Quarantined, l.Conflicting, pod, name, func(id device.ID) bool { _, taken := r.Holder(id); return taken && !r.Has(id, pod) })
+		move(l.Quarantined, l.Conflicting, pod, name, func(id device.ID) bool { return r.IsTaken(id) && !r.Has(id, pod) })
 	}
 }
 
 // move moves some devices of a pod's containers.
 func move(from, to containers.Devices, pod device.PodUID, name device.ResourceName, which func(device.ID) bool) {
 	for container, choice := range from[pod] {
-		var moved, left []device.ID
-		for _, id := range choice[name] {
-			if which(id) {
-				moved = append(moved, id)
-			} else {
-				left = append(left, id)
-			}
-		}
+		moved, left := split(choice[name], which)
 		if len(moved) == 0 {
 			continue
 		}
@@ -121,6 +107,18 @@ func move(from, to containers.Devices, pod device.PodUID, name device.ResourceNa
 	}
 }
 
+// split returns the devices of which a condition is true, and the others.
+func split(all []device.ID, which func(device.ID) bool) (yes, no []device.ID) {
+	for _, id := range all {
+		if which(id) {
+			yes = append(yes, id)
+		} else {
+			no = append(no, id)
+		}
+	}
+	return yes, no
+}
+
 // reclaim quarantines disputed devices for the containers that run with them, once the other pod has released them.
 func (l *Ledger) reclaim() {
 	if len(l.Conflicting) == 0 {
@@ -132,14 +130,7 @@ func (l *Ledger) reclaim() {
 		for container, choice := range all {
 			for name, ids := range choice {
 				c := device.Container{Pod: pod, Name: container}
-				var still, free []device.ID
-				for _, id := range ids {
-					if _, taken := l.Resources[name].Holder(id); taken {
-						still = append(still, id)
-					} else {
-						free = append(free, id)
-					}
-				}
+				still, free := split(ids, l.Resources[name].IsTaken)
 				if len(still) > 0 {
 					l.Conflicting.Add(c, name, still)
 				}

@@ -142,15 +142,6 @@ func (a *answers) endPauses() {
 	}
 }
 
-// forgetUnlisted forgets the grants of devices that are neither listed nor taken.
-func (a *answers) forgetUnlisted(l *Listing, taken map[device.ID]device.PodUID) {
-	maps.DeleteFunc(a.granted, func(id device.ID, _ device.PodUID) bool {
-		_, listed := l.At(id)
-		_, has := taken[id]
-		return !listed && !has
-	})
-}
-
 // GrantedLast reports whether the plugin has granted each of these devices last to this pod, and none has been released since.
 func (a *answers) GrantedLast(ids []device.ID, pod device.PodUID) bool {
 	return !slices.ContainsFunc(ids, func(id device.ID) bool { return a.granted[id] != pod })

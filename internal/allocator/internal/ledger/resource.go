@@ -30,7 +30,8 @@ type demand struct {
 
 func newResource(failUnlisted bool) *Resource {
 	return &Resource{
-		listing: NewListing(nil, nil, Ordering{}, nil), holders: newHolders(), failures: failures.New(), failUnlisted: failUnlisted,
+		listing: NewListing(nil, nil, Ordering{}, nil), failures: failures.New(), failUnlisted: failUnlisted,
+		holders:  holders{map[device.ID]device.PodUID{}, map[device.ID][]device.PodUID{}, map[device.ID]bool{}, map[podDevice]*device.Release{}},
 		doubts:   doubts{vanished: map[device.ID]bool{}},
 		answers:  answers{refused: map[device.ID]refusal{}, granted: map[device.ID]device.PodUID{}},
 		releases: releases{released: map[device.ID]int64{}},
@@ -102,10 +103,9 @@ func (r *Resource) accept(o device.Offer, l *Listing) {
 		clear(r.vanished)
 	}
 	for id := range r.taken {
-		_, was := r.listing.At(id)
-		if _, is := l.At(id); is {
+		if l.Lists(id) {
 			delete(r.vanished, id)
-		} else if was && same && o.Listed != 0 {
+		} else if r.listing.Lists(id) && same && o.Listed != 0 {
 			r.vanished[id] = true
 		}
 	}

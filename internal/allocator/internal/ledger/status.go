@@ -40,7 +40,7 @@ func (v *View) Statuses(pods *device.Snapshot) []device.DeviceStatus {
 		unlisted[id] = true
 	}
 	for id := range unlisted {
-		if _, listed := v.of.listing.at[id]; !listed {
+		if !v.of.listing.Lists(id) {
 			all = append(all, v.status(device.Device{ID: id}, false, holders[id]))
 		}
 	}
@@ -56,7 +56,9 @@ func (v *View) holders(pods *device.Snapshot) map[device.ID][]device.Holder {
 			all[id] = append(all[id], device.Holder{Pod: device.Pod{UID: uid}})
 		}
 	}
+	names := make(map[device.PodUID]device.Pod, len(pods.Pods))
 	for _, p := range pods.Pods {
+		names[p.Pod.UID] = p.Pod
 		for c, s := range device.Shares(p.Assignments) {
 			if s.Resource != v.name {
 				continue
@@ -68,10 +70,6 @@ func (v *View) holders(pods *device.Snapshot) map[device.ID][]device.Holder {
 				}
 			}
 		}
-	}
-	names := make(map[device.PodUID]device.Pod, len(pods.Pods))
-	for _, p := range pods.Pods {
-		names[p.Pod.UID] = p.Pod
 	}
 	for id, has := range all {
 		for i, h := range has {

@@ -62,7 +62,7 @@ func (l *Ledger) UnlistedInUse(name device.ResourceName) map[device.ID]int64 {
 	holders := map[device.PodUID]bool{}
 	users := make(map[device.ID]int, r.unlisted) // pods whose containers may use the device
 	for id := range r.taken {
-		if _, listed := r.listing.At(id); listed {
+		if r.listing.Lists(id) {
 			continue
 		}
 		granted[id] = -1
@@ -141,7 +141,7 @@ func (r *Resource) withhold(unlisted map[device.ID]int64) (freed bool) {
 			}
 			r.withheld.Add(i)
 		}
-		if _, taken := r.taken[d.ID]; was.Has(i) == doubtful || taken || !r.listing.usable.Has(i) {
+		if was.Has(i) == doubtful || r.IsTaken(d.ID) || !r.listing.usable.Has(i) {
 			continue
 		}
 		r.index.set(r.listing, i, !doubtful)
@@ -159,7 +159,7 @@ func (r *Resource) Withheld(id device.ID) bool {
 // WithheldCount returns the number of devices that would be free if they were not withheld.
 func (r *Resource) WithheldCount() (n int) {
 	for i := r.withheld.Next(0, r.listing.usable.Set); i >= 0; i = r.withheld.Next(i+1, r.listing.usable.Set) {
-		if _, taken := r.taken[r.listing.devices[i].ID]; !taken {
+		if !r.IsTaken(r.listing.devices[i].ID) {
 			n++
 		}
 	}

@@ -25,15 +25,6 @@ type draft struct {
 	running  []device.ID    // devices of the pod's containers that only their stamps name; ascending
 }
 
-// exclude removes devices that the plugin has recently refused from the draft.
-func (s *draft) exclude() {
-	before := s.chosen
-	for id := range s.resource.Refused() {
-		s.claim(id)
-	}
-	s.avoided += s.chosen - before
-}
-
 // claim takes a device, if it is left, out of the draft: no later container may choose it.
 func (s *draft) claim(id device.ID) {
 	if i, listed := s.resource.Listing().At(id); listed && s.left.Has(i) {
@@ -154,9 +145,8 @@ func (s *draft) candidates(l request) bitset.Mutable {
 	}
 	from := bitset.New(len(s.resource.Listing().Devices()))
 	for _, id := range l.among {
-		if i, listed := s.resource.Listing().At(id); listed {
-			from.Add(i)
-		}
+		i, _ := s.resource.Listing().At(id) // it is listed
+		from.Add(i)
 	}
 	return from
 }

@@ -385,7 +385,11 @@ func (p *planner) draft(on drafts, r device.ResourceName) *draft {
 				s.claim(id)
 			}
 			if p.avoid {
-				s.exclude()
+				before := s.chosen
+				for id := range s.resource.Refused() {
+					s.claim(id)
+				}
+				s.avoided = s.chosen - before
 			}
 		}
 		for _, choice := range p.Running {
@@ -477,15 +481,9 @@ func (p *planner) mismatch(whose string, lines []request, on drafts) *device.Ref
 func (w Input) strict() bool { return w.Topology.strict() && len(w.Running) == 0 }
 
 // sharesOf returns a container's current devices, or nil.
-func sharesOf(has []device.Assignment, container string) map[device.ResourceName][]device.ID {
-	for _, a := range has {
-		if a.Container.Name == container {
-			held := map[device.ResourceName][]device.ID{}
-			for _, s := range a.Shares {
-				held[s.Resource] = s.IDs
-			}
-			return held
-		}
+func sharesOf(has []device.Assignment, container string) ledger.Devices {
+	if i := slices.IndexFunc(has, func(a device.Assignment) bool { return a.Container.Name == container }); i >= 0 {
+		return ledger.DevicesOf(has[i : i+1])
 	}
 	return nil
 }

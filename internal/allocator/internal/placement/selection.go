@@ -21,16 +21,15 @@ func (p *planner) selectedByOthers(r device.ResourceName) bitset.Set {
 	if known {
 		return named
 	}
+	var all bitset.Mutable
 	for _, d := range p.Demand.Demands {
 		if selection, limited := d.Select[r]; limited && len(selection.Use) > 0 {
-			all := named.Clone()
-			if named.IsZero() {
+			if all.IsZero() {
 				all = bitset.New(len(p.from[r].Listing().Devices()))
 			}
 			all.Join(p.matching(r, selection))
-			named = all.Set
 		}
 	}
-	p.named[r] = named
-	return named
+	p.named[r] = all.Set
+	return all.Set
 }
