@@ -15,14 +15,9 @@ type Mutable struct{ Set }
 // New returns an empty set of positions below n.
 func New(n int) Mutable { return Mutable{Set{make([]uint64, (n+63)/64)}} }
 
-// IsZero reports whether this is the zero Set.
-func (s Set) IsZero() bool { return s.words == nil }
-
-// Has reports whether i is a member.
+func (s Set) IsZero() bool   { return s.words == nil }
 func (s Set) Has(i int) bool { return i/64 < len(s.words) && s.words[i/64]&(1<<(i%64)) != 0 }
-
-// Len returns how many words of 64 positions the set has.
-func (s Set) Len() int { return len(s.words) }
+func (s Set) Len() int       { return len(s.words) } // in words of 64 positions
 
 // Next returns the lowest member that is not below from and is also in mask, or -1.
 func (s Set) Next(from int, mask Set) int {
@@ -64,10 +59,7 @@ func (s Set) Common(mask Set) (n int) {
 	return n
 }
 
-// Add makes i a member.
-func (m Mutable) Add(i int) { m.words[i/64] |= 1 << (i % 64) }
-
-// Remove makes i no member.
+func (m Mutable) Add(i int)    { m.words[i/64] |= 1 << (i % 64) }
 func (m Mutable) Remove(i int) { m.words[i/64] &^= 1 << (i % 64) }
 
 // Join adds all members of other.

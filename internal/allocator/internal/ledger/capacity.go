@@ -1,6 +1,10 @@
 package ledger
 
-import "github.com/devmgrd/devmgrd/internal/device"
+import (
+	"maps"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
 
 // Capacity returns the number that the Node shows as capacity and as allocatable:
 //
@@ -24,11 +28,7 @@ func (r *Resource) Capacity(hidden, mirrored int, podsListed bool) int {
 	if r.offer.State != device.Lost {
 		n += r.freeCount
 	}
-	for id, by := range r.claimed {
-		if r.spoken(id, by) {
-			n--
-		}
-	}
+	n -= r.spokenFor()
 	admitted := 0
 	if podsListed {
 		admitted = r.admitted + mirrored
@@ -36,19 +36,17 @@ func (r *Resource) Capacity(hidden, mirrored int, podsListed bool) int {
 	return max(n, admitted)
 }
 
-// spoken reports whether a device of the capacity is one that these pods have or will have. They wait for a device that another pod has, or that
+// spokenFor counts the claimed devices of the capacity that their pods have or will have. Some wait for a device that another pod has, or that
 // no pod can be assigned now: the first counts for the other pod, the second not at all.
-func (r *Resource) spoken(id device.ID, by map[device.PodUID]bool) bool {
-	if !r.IsTaken(id) {
-		i, listed := r.listing.At(id)
-		return listed && r.offer.State != device.Lost && r.free.Has(i)
-	}
-	for pod := range by {
-		if r.Has(id, pod) {
-			return true
+func (r *Resource) spokenFor() int {
+	counted := map[device.ID]bool{}
+	for of := range r.claimed {
+		i, listed := r.listing.At(of.id)
+		if r.Has(of.id, of.pod) || listed && r.offer.State != device.Lost && r.free.Has(i) {
+			counted[of.id] = true
 		}
 	}
-	return false
+	return len(counted)
 }
 
 // Busy counts a resource's busy devices.
@@ -80,11 +78,8 @@ func (r *Resource) Busy() (b Busy) {
 
 // Counts returns the number of devices in each state of the metric devmgrd_devices. Each device is in exactly one state.
 func (r *Resource) Counts() map[device.DeviceState]int {
-	free, stale, busy, releasing := r.freeCount, 0, r.Busy().All, 0
-	for range r.unreleased {
-		releasing++
-	}
-	releasing -= busy
+	free, stale, busy := r.freeCount, 0, r.Busy().All
+	releasing := len(maps.Collect(r.unreleased)) - busy
 	if r.offer.State != device.Serving {
 		free, stale = 0, r.freeCount
 	}

@@ -1,8 +1,8 @@
-// Package ledger records which pod has which device. It has no lock and no I/O. It belongs to the allocator, which knows the pods and decides
-// when devices are held and released. Package placement plans with it.
+// Package ledger records which pod has which device. It has no I/O, and no lock but the one of what a Listing remembers. It belongs to the
+// allocator, which knows the pods and decides when devices are held and released. Package placement plans with it.
 //
-// A Ledger has one Resource for each resource. Only the Ledger's methods change it: the exported methods of a Resource and of its Listing read, so
-// that the compiler shows what a plan cannot do.
+// A Ledger has one Resource for each resource. Only methods of the Ledger change one: the exported methods of a Resource and of its Listing
+// read, and a plan that changed the ledger would not compile.
 //
 //	state        the device is                                          enters by           leaves by
 //	free         listed, usable, not taken, not withheld                what follows        Hold → held
@@ -14,16 +14,17 @@
 //	withheld     perhaps one in use under an ID that is not listed      Withhold            Withhold → free
 //	unusable     unhealthy or cordoned                                  Accept, SetListing  Accept, SetListing → free
 //
-// A device that a pod has, from held to quarantined, is taken. It may be unusable as well, or not listed, and it is free only when it
-// is neither. The Ledger does not distinguish held from assigned: the allocator does. Where several pods have a device by one claim, all of them have to
-// leave before it is free.
+// A device that a pod has, from held to quarantined, is taken. A taken device may be unusable, withheld or unlisted as well; then it is not free
+// when its pod leaves. Where several pods have a device by one claim, all of them have to leave. The Ledger does not distinguish held
+// from assigned, as the allocator does: a hold whose commit has failed lasts until a later commit, for instance.
 //
 // A container may run with a device that another pod has. Then the two are in dispute (Conflicting): the device stays the other pod's, and is
 // quarantined when the other pod has released it.
 //
-//	hold     set a chosen device aside until the attempt ends; the verb of attempts only
-//	release  take devices back from a pod that has ended; releasing until it is done
-//	refuse   what the plugin does to a request for devices; a device refused in each of three requests is out of service for a while
+//	hold     set a chosen device aside until the attempt has ended
+//	release  take devices from a pod that has ended, once they are proved free
+//	busy     of a device: see above. Of a pod that waits (device.Wait.Busy): other pods have what it lacks
+//	refused  lately, by the plugin, so that it is chosen last. One that is refused again and again is out of service for a while
 //
 // The files:
 //

@@ -18,17 +18,10 @@ type index struct {
 	unlisted      int   // taken, and not listed
 }
 
-// Free returns the positions of the free devices in the listing. A later change of the ledger changes the set.
-func (x *index) Free() bitset.Set { return x.free.Set }
-
-// FreeCount returns the number of free devices.
-func (x *index) FreeCount() int { return x.freeCount }
-
-// FreeAt returns the number of free devices at a place of the listing.
-func (x *index) FreeAt(place int) int { return x.freeAt[place] }
-
-// Unlisted returns the number of devices that pods have and the plugin does not list.
-func (x *index) Unlisted() int { return x.unlisted }
+func (x *index) Free() bitset.Set     { return x.free.Set } // their positions; each change of the ledger changes the set
+func (x *index) FreeCount() int       { return x.freeCount }
+func (x *index) FreeAt(place int) int { return x.freeAt[place] } // the number at a place of the listing
+func (x *index) Unlisted() int        { return x.unlisted }      // the number of taken devices that the plugin does not list
 
 // set counts the device at a position as free, or no longer as free.
 func (x *index) set(l *Listing, i int, free bool) {

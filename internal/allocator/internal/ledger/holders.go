@@ -28,9 +28,6 @@ func (h *holders) Holder(id device.ID) (device.PodUID, bool) {
 	return uid, taken
 }
 
-// Sharers returns the other pods that have a device by the same claim as its Holder.
-func (h *holders) Sharers(id device.ID) []device.PodUID { return h.sharers[id] }
-
 // Holders yields the pods that have a device.
 func (h *holders) Holders(id device.ID) iter.Seq[device.PodUID] {
 	return func(yield func(device.PodUID) bool) {
@@ -51,20 +48,16 @@ func (h *holders) Has(id device.ID, pod device.PodUID) bool {
 	return taken && (holder == pod || slices.Contains(h.sharers[id], pod))
 }
 
+func (h *holders) Sharers(id device.ID) []device.PodUID       { return h.sharers[id] }     // the other pods that have it by the same claim as its Holder
+func (h *holders) Taken() iter.Seq2[device.ID, device.PodUID] { return maps.All(h.taken) } // with their Holders
+func (h *holders) TakenCount() int                            { return len(h.taken) }
+func (h *holders) Quarantined(id device.ID) bool              { return h.quarantined[id] }
+
 // IsTaken reports whether any pod has a device.
 func (h *holders) IsTaken(id device.ID) bool {
 	_, taken := h.taken[id]
 	return taken
 }
-
-// Taken yields the devices that pods have, with their Holders.
-func (h *holders) Taken() iter.Seq2[device.ID, device.PodUID] { return maps.All(h.taken) }
-
-// TakenCount returns the number of devices that pods have.
-func (h *holders) TakenCount() int { return len(h.taken) }
-
-// Quarantined reports whether a device is quarantined.
-func (h *holders) Quarantined(id device.ID) bool { return h.quarantined[id] }
 
 // share records a device that another pod has as this pod's too.
 func (h *holders) share(id device.ID, pod device.PodUID) {

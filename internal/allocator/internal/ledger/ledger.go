@@ -96,7 +96,11 @@ func (l *Ledger) Request(d device.PodDemand, sign int) {
 	for _, of := range d.Demands {
 		for name, claimed := range of.Claimed {
 			for id := range claimed {
-				l.Of(name).claim(id, d.Pod.UID, sign > 0)
+				if named := (podDevice{id, d.Pod.UID}); sign > 0 {
+					l.Of(name).claimed[named] = true
+				} else {
+					delete(l.Of(name).claimed, named)
+				}
 			}
 		}
 	}

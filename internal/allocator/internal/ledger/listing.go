@@ -90,8 +90,16 @@ func NewListing(devices []device.Device, cordons map[device.ID]device.Cordon, or
 	return l
 }
 
-// Devices returns the devices, in the order of device.CompareIDs.
-func (l *Listing) Devices() []device.Device { return l.devices }
+func (l *Listing) Devices() []device.Device             { return l.devices }    // in the order of device.CompareIDs
+func (l *Listing) Cordons() map[device.ID]device.Cordon { return l.cordons }    // of the resource
+func (l *Listing) Usable() bitset.Set                   { return l.usable.Set } // healthy and not cordoned
+func (l *Listing) Newest() int64                        { return l.newest }     // the highest Added of the devices, at least 1
+func (l *Listing) Ordering() Ordering                   { return l.ordering }
+func (l *Listing) Groups() int                          { return l.groups }          // their number; 0: groups do not matter
+func (l *Listing) Group(i int) int                      { return int(l.group[i]) }   // of the device at a position; the ordering is Grouped
+func (l *Listing) Places() [][]int                      { return l.places }          // sets of NUMA nodes that devices are near, each ascending; empty: the plugin reports none
+func (l *Listing) Here(place int) bitset.Set            { return l.here[place].Set } // the devices at a place
+func (l *Listing) Placed() bitset.Set                   { return l.placed.Set }      // the devices that have a place
 
 // At returns the position of a device in Devices, if it is listed.
 func (l *Listing) At(id device.ID) (int, bool) {
@@ -114,23 +122,11 @@ func (l *Listing) Find(id device.ID) (device.Device, bool) {
 	return l.devices[i], true
 }
 
-// Cordons returns the resource's cordons as of the listing.
-func (l *Listing) Cordons() map[device.ID]device.Cordon { return l.cordons }
-
-// Usable returns the devices that are healthy and not cordoned.
-func (l *Listing) Usable() bitset.Set { return l.usable.Set }
-
 // IsUsable reports whether the device is listed, healthy and not cordoned.
 func (l *Listing) IsUsable(id device.ID) bool {
 	i, listed := l.at[id]
 	return listed && l.usable.Has(i)
 }
-
-// Ordering returns the order in which the devices are given out.
-func (l *Listing) Ordering() Ordering { return l.ordering }
-
-// Newest returns the highest Added of the devices, and at least 1.
-func (l *Listing) Newest() int64 { return l.newest }
 
 // findPlaces groups the devices by the NUMA nodes that they are near.
 func (l *Listing) findPlaces() {
@@ -175,9 +171,6 @@ func (l *Listing) placeOf(nodes []int, known map[string]int16) int16 {
 	return at
 }
 
-// Places returns the distinct sets of NUMA nodes that devices are near, each ascending; empty: the plugin reports none.
-func (l *Listing) Places() [][]int { return l.places }
-
 // Place returns the place of the device at a position: an index into Places, or -1.
 func (l *Listing) Place(i int) int {
 	if l.of == nil {
@@ -185,12 +178,6 @@ func (l *Listing) Place(i int) int {
 	}
 	return int(l.of[i])
 }
-
-// Here returns the devices at a place.
-func (l *Listing) Here(place int) bitset.Set { return l.here[place].Set }
-
-// Placed returns the devices that have a place.
-func (l *Listing) Placed() bitset.Set { return l.placed.Set }
 
 // Near returns the NUMA nodes of each device; nil if no device has a place.
 func (l *Listing) Near(ids []device.ID) [][]int {
@@ -238,12 +225,6 @@ type Ordering struct {
 
 // Grouped reports whether groups matter.
 func (o Ordering) Grouped() bool { return o.Order == Pack || o.Order == Spread }
-
-// Group returns the group of the device at a position, a number below Groups. The ordering must be Grouped.
-func (l *Listing) Group(i int) int { return int(l.group[i]) }
-
-// Groups returns the number of groups; 0: groups do not matter.
-func (l *Listing) Groups() int { return l.groups }
 
 // findGroups groups the devices, if the resource's ordering wants that.
 func (l *Listing) findGroups() {

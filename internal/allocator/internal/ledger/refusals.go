@@ -161,17 +161,10 @@ func (a *answers) Paused(name device.ResourceName, now time.Time) (all []device.
 	return all, next
 }
 
-// TimesRefused returns how often in a row a device has been refused lately.
-func (a *answers) TimesRefused(id device.ID) int { return a.refused[id].times }
-
-// AnyRefused reports whether any device has been refused lately.
-func (a *answers) AnyRefused() bool { return len(a.refused) > 0 }
-
-// Refused yields the devices that have been refused lately.
-func (a *answers) Refused() iter.Seq[device.ID] { return maps.Keys(a.refused) }
-
-// Refuses reports whether the plugin refuses the device and not each request, in or out of service.
-func (a *answers) Refuses(id device.ID) bool { return a.refused[id].proved() }
+func (a *answers) AnyRefused() bool              { return len(a.refused) > 0 }     // lately
+func (a *answers) Refused() iter.Seq[device.ID]  { return maps.Keys(a.refused) }   // lately
+func (a *answers) TimesRefused(id device.ID) int { return a.refused[id].times }    // in a row
+func (a *answers) Refuses(id device.ID) bool     { return a.refused[id].proved() } // the plugin refuses the device and not each request, in or out of service
 
 // AllRefused returns the devices of which Refuses is true, ascending.
 func (a *answers) AllRefused() (ids []device.ID) {

@@ -12,7 +12,7 @@ type Resource struct {
 	listing  *Listing      // of the offer
 	holders                // which pod has which device
 	index                  // which devices are free
-	doubts                 // devices that may be other than they seem
+	unclear                // what the plugin's list and the state file leave open about devices in use
 	answers                // of the plugin, to requests for devices
 	releases               // their order
 	demand                 // what pods request
@@ -23,36 +23,27 @@ type Resource struct {
 
 // demand is what the node's active pods in the API request.
 type demand struct {
-	requests int                                  // the sum
-	admitted int                                  // the part of pods that the kubelet has admitted
-	claimed  map[device.ID]map[device.PodUID]bool // the pods that name devices by claims that the scheduler does not count as requests
+	requests int                // the sum
+	admitted int                // the part of pods that the kubelet has admitted
+	claimed  map[podDevice]bool // devices that pods name by claims that the scheduler does not count as requests
 }
 
 func newResource(failUnlisted bool) *Resource {
 	return &Resource{
 		listing: NewListing(nil, nil, Ordering{}, nil), failures: failures.New(), failUnlisted: failUnlisted,
 		holders:  holders{map[device.ID]device.PodUID{}, map[device.ID][]device.PodUID{}, map[device.ID]bool{}, map[podDevice]*device.Release{}},
-		doubts:   doubts{vanished: map[device.ID]bool{}},
+		unclear:  unclear{vanished: map[device.ID]bool{}},
 		answers:  answers{refused: map[device.ID]refusal{}, granted: map[device.ID]device.PodUID{}},
 		releases: releases{released: map[device.ID]int64{}},
-		demand:   demand{claimed: map[device.ID]map[device.PodUID]bool{}},
+		demand:   demand{claimed: map[podDevice]bool{}},
 	}
 }
 
-// Offer returns the latest offer; the zero value before there is one.
-func (r *Resource) Offer() device.Offer { return r.offer }
-
-// Offered reports whether there is an offer.
-func (r *Resource) Offered() bool { return r.offered }
-
-// Listing returns the listing of the latest offer.
-func (r *Resource) Listing() *Listing { return r.listing }
-
-// Requests returns the sum of the requests of the node's active pods in the API.
-func (r *Resource) Requests() int { return r.requests }
-
-// UnknownUsers returns the number of containers that run with devices that only a lost state file named.
-func (r *Resource) UnknownUsers() int { return r.unknownUsers }
+func (r *Resource) Offer() device.Offer { return r.offer }        // the latest one; the zero value before there is one
+func (r *Resource) Offered() bool       { return r.offered }      // there is an offer
+func (r *Resource) Listing() *Listing   { return r.listing }      // of the latest offer
+func (r *Resource) Requests() int       { return r.requests }     // of the node's active pods in the API
+func (r *Resource) UnknownUsers() int   { return r.unknownUsers } // containers that run with devices that only a lost state file named
 
 // Current reports whether the listing is up to date.
 func (r *Resource) Current() bool {
@@ -111,20 +102,4 @@ func (r *Resource) accept(o device.Offer, l *Listing) {
 	}
 	r.offer, r.offered = o, true
 	r.setListing(l)
-}
-
-// claim records whether a pod names a device by a claim.
-func (r *Resource) claim(id device.ID, pod device.PodUID, does bool) {
-	by := r.claimed[id]
-	switch {
-	case !does:
-		delete(by, pod)
-		if len(by) == 0 {
-			delete(r.claimed, id)
-		}
-	case by == nil:
-		r.claimed[id] = map[device.PodUID]bool{pod: true}
-	default:
-		by[pod] = true
-	}
 }

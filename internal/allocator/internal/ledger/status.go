@@ -24,7 +24,7 @@ type View struct {
 func (r *Resource) View(name device.ResourceName) *View {
 	return &View{name: name, of: &Resource{
 		offer: r.offer, listing: r.listing, holders: holders{maps.Clone(r.taken), maps.Clone(r.sharers), maps.Clone(r.quarantined), maps.Clone(r.releasing)},
-		doubts: doubts{withheld: r.withheld, vanished: maps.Clone(r.vanished)}, answers: answers{refused: maps.Clone(r.refused)},
+		unclear: unclear{withheld: r.withheld, vanished: maps.Clone(r.vanished)}, answers: answers{refused: maps.Clone(r.refused)},
 	}}
 }
 

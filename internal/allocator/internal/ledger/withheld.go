@@ -17,8 +17,8 @@ import (
 // already. NVIDIA's shared devices are named UUID::N, so their names say more: an ID of a physical device that is listed
 // under any name stands for no other physical device.
 
-// doubts are devices that may be other than they seem.
-type doubts struct {
+// unclear is what the plugin's list and the state file leave open about devices in use.
+type unclear struct {
 	withheld       bitset.Mutable     // listed, and possibly the same hardware as an unlisted device in use, be it free otherwise or not; zero: none
 	withheldLogged int                // number of withheld devices last logged
 	unlistedIdle   int                // the part of the unlisted devices in use that no container has used since the boot
@@ -26,8 +26,8 @@ type doubts struct {
 	unknownUsers   int                // containers with devices that only a lost state file named
 }
 
-// Withhold withholds the devices that may be in use under an ID that is no longer listed, and frees withheld devices that are no
-// longer in doubt. Callers run it whenever the time of a grant has become known; the Ledger does when a list, or the set of unlisted devices in
+// Withhold withholds the devices that may be in use under an ID that is no longer listed, and frees those that no longer
+// may be. Callers run it whenever the time of a grant has become known; the Ledger does when a list, or the set of unlisted devices in
 // use, has changed.
 func (l *Ledger) Withhold(name device.ResourceName) {
 	r := l.Resources[name]
@@ -134,18 +134,18 @@ func (r *Resource) withhold(unlisted map[device.ID]int64) (freed bool) {
 				at = min(at, since[name])
 			}
 		}
-		doubtful := d.Added > at
-		if doubtful {
+		is := d.Added > at
+		if is {
 			if r.withheld.IsZero() {
 				r.withheld = bitset.New(len(r.listing.devices))
 			}
 			r.withheld.Add(i)
 		}
-		if was.Has(i) == doubtful || r.IsTaken(d.ID) || !r.listing.usable.Has(i) {
+		if was.Has(i) == is || r.IsTaken(d.ID) || !r.listing.usable.Has(i) {
 			continue
 		}
-		r.index.set(r.listing, i, !doubtful)
-		freed = freed || !doubtful
+		r.index.set(r.listing, i, !is)
+		freed = freed || !is
 	}
 	return freed
 }

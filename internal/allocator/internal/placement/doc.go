@@ -1,11 +1,11 @@
 // Package placement chooses the devices of a pod's containers. It is pure: it has no clock, no log and no I/O, and reads the ledger without
 // changing it. The allocator calls it under its lock, and carries out the choice.
 //
-//	Plan        choose devices for all containers of a pod, or return why it waits     plan.go, draft.go
-//	selections  the devices that pods' patterns select                                 selection.go
+//	Plan        choose devices for all containers of a pod, or return why it waits        plan.go, draft.go
+//	selections  the devices that the pod's patterns select                                selection.go
 //	Order       which of several equal devices come first: lowest, pack, spread, oldest   order.go
-//	search      find the smallest sets of NUMA nodes with enough devices               topology.go
-//	Preference  what a plugin is asked, and whether its answer matches                 preference.go
+//	search      find the smallest sets of NUMA nodes with enough devices                  topology.go
+//	Preference  what a plugin is asked, and whether its answer matches                    preference.go
 //
 // A plan goes through the pod's containers in order and takes devices from one draft for each resource: devices that the
 // container already has, devices of the pod's init containers, then free devices. A draft shares the ledger's set of free devices until the
