@@ -314,7 +314,7 @@ type picker struct {
 	*draft
 	request
 	from bitset.Set     // devices that can still be picked
-	open bitset.Mutable // from, if the request is limited; otherwise from is the draft's left
+	open bitset.Mutable // from, if the request is limited; otherwise zero, and from is the draft's left
 	ids  []device.ID    // picked so far, certain devices included
 	more int            // number of devices still to pick
 
@@ -359,15 +359,14 @@ func (t *picker) id(i int) device.ID { return t.resource.Listing().Devices()[i].
 func (t *picker) pick(i int) {
 	t.ids = append(t.ids, t.id(i))
 	t.more--
-	if t.limited() {
-		t.open.Remove(i)
-	}
-	if t.among != nil {
-		return // from init containers, and not free
-	}
-	t.choose(i)
-	if !t.limited() {
+	if t.open.IsZero() {
+		t.choose(i)
 		t.from = t.left
+		return
+	}
+	t.open.Remove(i)
+	if t.among == nil { // otherwise it is from init containers, and not free
+		t.choose(i)
 	}
 }
 
