@@ -149,6 +149,7 @@ func TestForbidden(t *testing.T) {
 		{"internal/reclaim", module + "internal/reclaim/openers", true},
 		{"internal/registry", module + "internal/reclaim/openers", false},
 		{"internal/allocator/internal/placement", "github.com/prometheus/client_golang/prometheus", false},
+		{"internal/allocator/internal/ledger", "github.com/prometheus/client_golang/prometheus", false},
 		{"internal/cli", module + "internal/nri", true},
 		{"cmd/devmgrd", module + "internal/cli", true},
 		{"cmd/devmgrd", module + "internal/nri", false},
