@@ -14,7 +14,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/containers"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/feed"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/flapping"
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/locks"
@@ -95,8 +95,8 @@ type (
 	Topology = placement.Topology
 	Policy   = placement.Policy
 	Scope    = placement.Scope
-	Ordering = placement.Ordering
-	Order    = placement.Order
+	Ordering = ledger.Ordering
+	Order    = ledger.Order
 )
 
 // Config is what New needs.
@@ -151,7 +151,7 @@ type Allocator struct {
 
 	mu *lock // guards what follows; never held across a plugin's call or a commit
 	podLists
-	table *holdings.Table // who has which devices
+	ledger *ledger.Ledger // who has which devices
 	runtimeReport
 	writes
 	outOfService
@@ -232,7 +232,7 @@ func New(c Config) *Allocator {
 		outOfService:  outOfService{cordons: device.Cordons{}, declared: device.Cordons{}, suspended: device.Cordons{}, inForce: device.Cordons{}},
 		falling:       falling{flapping: map[device.ResourceName]*flapping.Log{}, downturns: map[device.ResourceName]*downturn{}, unsavedFalls: map[suspect]uint64{}},
 	}
-	a.table = holdings.New(tableView{a}, c.Log)
+	a.ledger = ledger.New(ledgerView{a}, c.FailUnlisted, c.Log)
 	for _, r := range c.Retired {
 		a.retired[r] = true
 	}
@@ -282,8 +282,8 @@ func (a *Allocator) Run(ctx context.Context) error {
 func (a *Allocator) refresh() {
 	type news struct {
 		offer   device.Offer
-		listing *placement.Listing
-		before  *placement.Listing
+		listing *ledger.Listing
+		before  *ledger.Listing
 		fallen  []device.ID
 	}
 	a.offersMu.Lock()
@@ -291,12 +291,12 @@ func (a *Allocator) refresh() {
 	fresh, offers := map[device.ResourceName]news{}, a.cfg.Registry.Offers()
 	for r, o := range offers {
 		a.mu.Lock()
-		p := a.table.Resources.Of(r)
-		was, known, before, cordons := p.Offer(), p.Offered(), p.Listing(), a.inForce[r]
+		resource := a.ledger.Of(r)
+		was, known, before, cordons := resource.Offer(), resource.Offered(), resource.Listing(), a.inForce[r]
 		a.mu.Unlock()
 		switch {
 		case !known || !device.SameList(o.Inventory.Devices, was.Inventory.Devices):
-			fresh[r] = news{o, placement.NewListing(o.Inventory.Devices, cordons, a.cfg.Ordering(r), before), before, fallen(before, o.Inventory.Devices)}
+			fresh[r] = news{o, ledger.NewListing(o.Inventory.Devices, cordons, a.cfg.Ordering(r), before), before, fallen(before, o.Inventory.Devices)}
 		case o.State != was.State || o.Session != was.Session || o.Reported != was.Reported || o.PreStart != was.PreStart || o.Prefers != was.Prefers:
 			fresh[r] = news{o, before, before, nil}
 		}
@@ -308,19 +308,17 @@ func (a *Allocator) refresh() {
 		return
 	}
 	for r, n := range fresh {
-		p := a.table.Resources.Of(r)
+		resource := a.ledger.Of(r)
 		if n.offer.State == device.Serving { // the plugin's new record removes the state file's note
 			delete(a.retired, r)
 		}
-		back := n.offer.State == device.Serving && (!p.Offered() || p.Offer().State != device.Serving || p.Offer().Session != n.offer.Session)
+		back := n.offer.State == device.Serving && (!resource.Offered() || resource.Offer().State != device.Serving || resource.Offer().Session != n.offer.Session)
 		if back { // another process of the plugin may grant what the last one has refused
 			a.suspensionsDue = time.Time{}
 		}
-		p.FailUnlisted = a.cfg.FailUnlisted
-		p.Accept(n.offer, n.listing)
-		a.table.Withhold(r)
+		a.ledger.Accept(r, n.offer, n.listing)
 		a.refreshCordonsLocked(r) // a device may have been cordoned meanwhile
-		a.examineLocked(r, p)
+		a.examineLocked(r)
 		a.fellLocked(r, n.fallen, n.before, time.Now())
 		a.wakeLocked(r, back)
 	}
@@ -372,26 +370,26 @@ func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 	return again
 }
 
-// tableView is what the table needs to know of the allocator.
-type tableView struct{ a *Allocator }
+// ledgerView is what the ledger needs to know of the allocator.
+type ledgerView struct{ a *Allocator }
 
-// Assigned is part of holdings.Allocator, as are the methods below.
-func (v tableView) Assigned(uid device.PodUID) []device.Assignment {
+// Assigned is part of ledger.Allocator, as are the methods below.
+func (v ledgerView) Assigned(uid device.PodUID) []device.Assignment {
 	if p := v.a.pods[uid]; p != nil {
 		return p.assigned
 	}
 	return nil
 }
 
-func (v tableView) Unused(uid device.PodUID, container string) bool {
+func (v ledgerView) Unused(uid device.PodUID, container string) bool {
 	p := v.a.pods[uid]
 	why, lapsed := p.lapsed[container]
 	return lapsed && why == otherBoot && p.phase != allocating && p.phase != abandoned // the plugin may grant them at this moment
 }
 
-func (v tableView) MayRun(uid device.PodUID) bool { return v.a.running[uid].MayRun() }
+func (v ledgerView) MayRun(uid device.PodUID) bool { return v.a.running[uid].MayRun() }
 
-func (v tableView) Freed(r device.ResourceName) { v.a.wakeLocked(r, false) }
+func (v ledgerView) Freed(r device.ResourceName) { v.a.wakeLocked(r, false) }
 
 // journal records what devmgrd has just done to devices.
 func (a *Allocator) journal(verb, why string, devices ...string) {

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -28,7 +28,7 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 	}
 	uid := p.demand.Pod.UID
 	said := placement.Preferences{}
-	if a.table.Quarantined[uid] != nil {
+	if a.ledger.Quarantined[uid] != nil {
 		said = nil // the pod's running containers decide, not preferences
 	}
 	best, no := a.planLocked(p, said)
@@ -36,7 +36,7 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 		a.parkLocked(p, no.Wait, 0)
 		return
 	}
-	held := a.table.Hold(uid, best.Choices)
+	held := a.ledger.Hold(uid, best.Choices)
 	a.enterLocked(p, allocating)
 	demand, has := p.demand, p.assigned
 	a.work.Go(func() {
@@ -75,11 +75,11 @@ func (a *Allocator) match(d device.PodDemand) {
 }
 
 // listing returns a resource's listing; nil: the resource is not known.
-func (a *Allocator) listing(r device.ResourceName) *placement.Listing {
+func (a *Allocator) listing(r device.ResourceName) *ledger.Listing {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if pool := a.table.Resources[r]; pool != nil {
-		return pool.Listing()
+	if resource := a.ledger.Resources[r]; resource != nil {
+		return resource.Listing()
 	}
 	return nil
 }
@@ -88,26 +88,26 @@ func (a *Allocator) planLocked(p *pod, said placement.Preferences) (placement.Re
 	now, from := time.Now(), placement.Resources{}
 	for _, d := range p.demand.Demands {
 		for r := range d.Wants {
-			if pool := a.table.Resources[r]; pool != nil {
-				pool.ForgetRefusals(now)
-				from[r] = pool.Resource
+			if resource := a.ledger.Resources[r]; resource != nil {
+				a.ledger.ForgetRefusals(r, now)
+				from[r] = resource
 			}
 		}
 	}
 	return placement.Plan(placement.Input{
-		Demand: p.demand, Has: p.assigned, Running: a.table.Quarantined[p.demand.Pod.UID], Preferences: said, Topology: a.cfg.Topology, Sharing: a.sharingLocked(p),
+		Demand: p.demand, Has: p.assigned, Running: a.ledger.Quarantined[p.demand.Pod.UID], Preferences: said, Topology: a.cfg.Topology, Sharing: a.sharingLocked(p),
 	}, from)
 }
 
 // improve plans again with the plugins' preferences and holds the new choice instead. The pod holds a full choice all the
 // time, so no younger pod gets its devices while plugins answer. improve returns false if the attempt ends: the pod has
 // ended, has a new demand, or a device it needs has failed or gone.
-func (a *Allocator) improve(p *pod, held holdings.Hold, said placement.Preferences) (best placement.Result, instead holdings.Hold, ok bool) {
+func (a *Allocator) improve(p *pod, held ledger.Devices, said placement.Preferences) (best placement.Result, instead ledger.Devices, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	uid := p.demand.Pod.UID
 	a.catchUpLocked()
-	a.table.Release(uid, held)
+	a.ledger.EndHold(uid, held)
 	no := &device.Refusal{}
 	if p.phase == allocating && p.newDemand == nil {
 		if best, no = a.planLocked(p, said); no != nil {
@@ -115,7 +115,7 @@ func (a *Allocator) improve(p *pod, held holdings.Hold, said placement.Preferenc
 		}
 	}
 	if no == nil {
-		instead = a.table.Hold(uid, best.Choices)
+		instead = a.ledger.Hold(uid, best.Choices)
 	}
 	for r, ids := range held {
 		if !slices.Equal(ids, instead[r]) {
@@ -174,8 +174,8 @@ func (a *Allocator) callPlugins(ctx context.Context, pod device.Pod, all []devic
 func (a *Allocator) granted(s device.Share, g device.Grant) device.Share {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p := a.table.Resources[s.Resource]
-	s.Near, s.Grant, s.PreStart, s.Boot = p.Listing().Near(s.IDs), g, p.Offer().PreStart, a.cfg.Boot
+	resource := a.ledger.Resources[s.Resource]
+	s.Near, s.Grant, s.PreStart, s.Boot = resource.Listing().Near(s.IDs), g, resource.Offer().PreStart, a.cfg.Boot
 	return s
 }
 
@@ -190,10 +190,10 @@ func (a *Allocator) save(d device.PodDemand, got []device.Assignment) error {
 }
 
 // fail ends an attempt after a plugin failure and releases the pod's hold.
-func (a *Allocator) fail(p *pod, held holdings.Hold, err error) {
+func (a *Allocator) fail(p *pod, held ledger.Devices, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.table.Release(p.demand.Pod.UID, held)
+	a.ledger.EndHold(p.demand.Pod.UID, held)
 	for r := range held {
 		a.wakeUnpausedLocked(r) // or two pods whose attempts fail would end each other's pauses
 	}
@@ -205,7 +205,7 @@ func (a *Allocator) fail(p *pod, held holdings.Hold, err error) {
 // doubt ends an attempt whose commit has failed. The state file may still contain the commit: when the last sync fails, bbolt
 // has written everything, and every later commit includes it. So the devices stay set aside until a later commit has replaced
 // the pod's record.
-func (a *Allocator) doubt(p *pod, held holdings.Hold, err error) {
+func (a *Allocator) doubt(p *pod, held ledger.Devices, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p.doubt, p.saved = held, true
@@ -225,7 +225,7 @@ func (a *Allocator) decideLocked(p *pod) {
 	}
 	held := p.doubt
 	p.doubt = nil
-	a.table.Release(p.demand.Pod.UID, held)
+	a.ledger.EndHold(p.demand.Pod.UID, held)
 	for r := range held {
 		a.wakeLocked(r, false)
 	}
@@ -243,7 +243,7 @@ func (a *Allocator) decideLocked(p *pod) {
 }
 
 // succeed ends an attempt whose assignments are durable.
-func (a *Allocator) succeed(p *pod, held holdings.Hold, got []device.Assignment) {
+func (a *Allocator) succeed(p *pod, held ledger.Devices, got []device.Assignment) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	defer a.changedLocked()
@@ -258,7 +258,7 @@ func (a *Allocator) succeed(p *pod, held holdings.Hold, got []device.Assignment)
 	a.cfg.Log.Info("devices assigned", "pod", p.demand.Pod.String(), "devices", device.Summary(got), "took", took.Round(time.Microsecond))
 	a.grantedLocked(p, got, func(container string) bool { return !had[container] })
 	for r := range held {
-		a.table.Withhold(r) // the list may have changed meanwhile, and only now the grant's time is known
+		a.ledger.Withhold(r) // the list may have changed meanwhile, and only now the grant's time is known
 	}
 }
 

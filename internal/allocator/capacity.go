@@ -52,7 +52,7 @@ func (a *Allocator) mirrorOfLocked(p *pod) (device.PodDemand, bool) {
 // requestLocked adds (sign 1) or subtracts (sign -1) a pod's requests. Pods may request any name: a resource that only they have named goes
 // with them.
 func (a *Allocator) requestLocked(d device.PodDemand, sign int) {
-	a.table.Resources.Request(d, sign)
+	a.ledger.Request(d, sign)
 	if sign < 0 {
 		for r := range d.Requests() {
 			a.pruneLocked(r)
@@ -62,8 +62,8 @@ func (a *Allocator) requestLocked(d device.PodDemand, sign int) {
 
 // pruneLocked drops a resource that nothing needs.
 func (a *Allocator) pruneLocked(r device.ResourceName) {
-	if p := a.table.Resources[r]; p != nil && p.Idle() && a.flapping[r] == nil && len(a.inForce[r]) == 0 {
-		delete(a.table.Resources, r)
+	if resource := a.ledger.Resources[r]; resource != nil && resource.Idle() && a.flapping[r] == nil && len(a.inForce[r]) == 0 {
+		delete(a.ledger.Resources, r)
 	}
 }
 

@@ -3,7 +3,7 @@ package allocator
 import (
 	"reflect"
 
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
@@ -24,7 +24,7 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 	defer a.mu.Unlock()
 	a.cordons.Add(cordons...)
 	for _, c := range cordons {
-		if _, taken := a.table.Resources.Of(c.Resource).Holder(c.ID); taken {
+		if a.ledger.Of(c.Resource).IsTaken(c.ID) {
 			held = append(held, c)
 		}
 		a.cfg.Log.Info("device cordoned", "resource", c.Resource, "device", c.ID, "reason", c.Reason)
@@ -81,7 +81,7 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 		a.recordLocked(rec.Resource, rec.ID)
 	}
 	for _, d := range devices {
-		a.table.Resources.Of(d.Resource).Pardon(d.ID)
+		a.ledger.Pardon(d.Resource, d.ID)
 	}
 	for _, c := range lifted {
 		a.cfg.Log.Info("device uncordoned", "resource", c.Resource, "device", c.ID)
@@ -133,7 +133,7 @@ func (a *Allocator) DeclareCordons(cordons []device.Cordon) error {
 func (a *Allocator) withdrawnLocked(r device.ResourceName) map[device.ID]bool {
 	all := map[device.ID]bool{}
 	for id := range a.inForce[r] {
-		if _, taken := a.table.Resources.Of(r).Holder(id); !taken {
+		if !a.ledger.Of(r).IsTaken(id) {
 			all[id] = true
 		}
 	}
@@ -146,10 +146,8 @@ func (a *Allocator) checkKnown(devices []device.Cordon) error {
 	defer a.mu.Unlock()
 	for _, d := range devices {
 		_, known := a.inForce[d.Resource][d.ID]
-		if p := a.table.Resources[d.Resource]; p != nil && !known {
-			if _, known = p.Listing().Find(d.ID); !known {
-				_, known = p.Holder(d.ID)
-			}
+		if resource := a.ledger.Resources[d.Resource]; resource != nil && !known {
+			known = resource.Listing().Lists(d.ID) || resource.IsTaken(d.ID)
 		}
 		if !known {
 			return &device.UnknownDeviceError{Resource: d.Resource, ID: d.ID}
@@ -183,10 +181,8 @@ func (a *Allocator) combineCordonsLocked(r device.ResourceName) {
 
 // refreshCordonsLocked rebuilds a resource's listing if its cordons have changed.
 func (a *Allocator) refreshCordonsLocked(r device.ResourceName) {
-	p := a.table.Resources.Of(r)
-	if l := p.Listing(); !sameMap(l.Cordons(), a.inForce[r]) {
-		p.SetListing(placement.NewListing(l.Devices(), a.inForce[r], a.cfg.Ordering(r), l))
-		a.table.Withhold(r)
+	if l := a.ledger.Of(r).Listing(); !sameMap(l.Cordons(), a.inForce[r]) {
+		a.ledger.SetListing(r, ledger.NewListing(l.Devices(), a.inForce[r], a.cfg.Ordering(r), l))
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/containers"
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
@@ -234,9 +234,10 @@ func (a *Allocator) releasingLocked(p *pod, why device.Release) {
 func (a *Allocator) setReleaseLocked(p *pod, why *device.Release) {
 	busy := why != nil && why.Busy || p.departure.why != nil && p.departure.why.Busy
 	p.departure.why, a.snapshot = why, nil
-	for r, ids := range holdings.HoldOf(p.assigned) {
-		a.table.Resources.Of(r).Releasing(ids, p.demand.Pod.UID, why)
-		if busy {
+	devices := ledger.DevicesOf(p.assigned)
+	a.ledger.Releasing(p.demand.Pod.UID, devices, why)
+	if busy {
+		for r := range devices {
 			a.wakeLocked(r, false) // a pod that waits says what keeps the devices
 		}
 	}
@@ -330,7 +331,7 @@ func (a *Allocator) leftoversLocked() (pods []device.PodUID, wait time.Duration)
 	if !a.runtimeSynced {
 		return nil, 0
 	}
-	for _, claims := range []containers.Devices{a.table.Quarantined, a.table.Conflicting} {
+	for _, claims := range []containers.Devices{a.ledger.Quarantined, a.ledger.Conflicting} {
 		for uid := range claims {
 			if a.pods[uid] == nil && len(a.running[uid]) > 0 && !a.running[uid].MayRun() && !slices.Contains(pods, uid) {
 				pods = append(pods, uid)
@@ -349,7 +350,7 @@ func (a *Allocator) releaseLeftoversLocked(found evidence) {
 			a.scheduleWriteLocked(wait)
 		case found.leftovers[uid] && a.running[uid].Bar(found.idle):
 			a.cfg.Log.Info("released devices of idle containers", "uid", uid)
-			delete(a.table.Conflicting, uid)
+			delete(a.ledger.Conflicting, uid)
 			a.endQuarantineLocked(uid)
 		}
 	}
@@ -412,9 +413,9 @@ func (a *Allocator) acceptLocked(c device.Cordon) (released device.Cordon, was b
 // releasedLocked frees the devices of a pod that the state file has forgotten.
 func (a *Allocator) releasedLocked(p *pod) {
 	uid := p.demand.Pod.UID
-	held := holdings.HoldOf(p.assigned)
-	a.table.Free(uid, held)
-	for r := range held {
+	devices := ledger.DevicesOf(p.assigned)
+	a.ledger.Release(uid, devices)
+	for r := range devices {
 		a.wakeLocked(r, false)
 	}
 	if len(p.assigned) > 0 {
@@ -443,7 +444,7 @@ func (a *Allocator) releasedLocked(p *pod) {
 
 // namesOf returns the devices of a pod as RESOURCE/ID, ascending.
 func namesOf(all []device.Assignment) (names []string) {
-	for r, ids := range holdings.HoldOf(all) {
+	for r, ids := range ledger.DevicesOf(all) {
 		for _, id := range ids {
 			names = append(names, device.Cordon{Resource: r, ID: id}.Name())
 		}

@@ -39,13 +39,13 @@
 // during the commit. lifecycle.go has this table and the one function that changes phases.
 //
 // The truth is: offers (from the plugins), demands (from the API server), holds and assignments (on disk), and running
-// containers (from the runtime). The table (package holdings) is an index over them, so that the
+// containers (from the runtime). The ledger (package ledger) is an index over them, so that the
 // cost of an allocation does not depend on the number of devices and pods; CheckInvariants compares the index with the truth
 // after each test.
 //
 // Nothing is allocated before the runtime has listed its containers once, because the state file may be lost or an old
 // copy. The planning loop compares each list with the state file, and applies later reports of the runtime after it. Devices
-// that a container has by its annotation, and that the state file does not assign, are quarantined for its pod (package holdings).
+// that a container has by its annotation, and that the state file does not assign, are quarantined for its pod (package ledger).
 //
 // A pod's devices are released when the pod has left the API server, the runtime has no container of it, the host has no process
 // of it, and the Releaser has proved what else is required: departure.go has the stages of that.

@@ -7,11 +7,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// CheckInvariants compares the pools with their sources, and the assignments with the state file. Pods in the middle of an
+// CheckInvariants compares the ledger with its sources, and the assignments with the state file. Pods in the middle of an
 // attempt may hold further devices.
 func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 	a.mu.Lock()
@@ -63,7 +63,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		}
 		// A commit that forgets a deleted pod may have failed and be in the state file all the same.
 		// Until the next commit a renewed grant, or a pod that is back, may differ.
-		if same := reflect.DeepEqual(books[uid], p.assigned) || len(p.lapsed) > 0 && reflect.DeepEqual(holdings.HoldOf(books[uid]), holdings.HoldOf(p.assigned)); len(p.assigned) > 0 && p.active() && !same && a.unsaved[uid] == nil {
+		if same := reflect.DeepEqual(books[uid], p.assigned) || len(p.lapsed) > 0 && reflect.DeepEqual(ledger.DevicesOf(books[uid]), ledger.DevicesOf(p.assigned)); len(p.assigned) > 0 && p.active() && !same && a.unsaved[uid] == nil {
 			return fmt.Errorf("pod %s: the state file says %v, and not %v", p.demand.Pod, books[uid], p.assigned)
 		}
 		for _, as := range p.assigned {
@@ -92,11 +92,11 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		}
 	}
 	strays := map[key]device.PodUID{}
-	for uid, containers := range a.table.Quarantined {
+	for uid, containers := range a.ledger.Quarantined {
 		for _, choice := range containers {
 			for r, ids := range choice {
 				for _, id := range ids {
-					if a.table.Resources[r].Quarantined(id) {
+					if a.ledger.Resources[r].Quarantined(id) {
 						strays[key{r, id}] = uid
 					}
 				}
@@ -109,9 +109,9 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		}
 		owners[k] = map[device.PodUID]bool{uid: true}
 	}
-	for r, p := range a.table.Resources {
-		for id := range p.Taken() {
-			if _, known := strays[key{r, id}]; p.Quarantined(id) && !known {
+	for r, resource := range a.ledger.Resources {
+		for id := range resource.Taken() {
+			if _, known := strays[key{r, id}]; resource.Quarantined(id) && !known {
 				return fmt.Errorf("device %s of %s is quarantined for no pod", id, r)
 			}
 		}
@@ -121,7 +121,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 			return fmt.Errorf("pod %s holds devices on disk only", uid)
 		}
 	}
-	for r, p := range a.table.Resources {
+	for r, resource := range a.ledger.Resources {
 		taken := map[holding]bool{}
 		for k, uids := range owners {
 			for uid := range uids {
@@ -130,10 +130,10 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 				}
 			}
 		}
-		pool := map[holding]bool{}
-		for id := range p.Taken() {
+		has := map[holding]bool{}
+		for id := range resource.Taken() {
 			for uid := range a.holdersLocked(r, id) {
-				pool[holding{id, uid}] = true
+				has[holding{id, uid}] = true
 				holder := a.pods[uid]
 				if holder == nil || taken[holding{id, uid}] || holder.phase != allocating && holder.phase != abandoned && !slices.Contains(holder.doubt[r], id) {
 					continue
@@ -146,33 +146,33 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 				taken[holding{id, uid}] = true
 			}
 		}
-		if !maps.Equal(taken, pool) {
-			return fmt.Errorf("%s: the pool says %v is taken, the assignments say %v", r, pool, taken)
+		if !maps.Equal(taken, has) {
+			return fmt.Errorf("%s: the ledger says %v is taken, the assignments say %v", r, has, taken)
 		}
-		if err := p.Check(); err != nil {
+		if err := resource.Check(); err != nil {
 			return fmt.Errorf("%s: %w", r, err)
 		}
 		hardware := func(id device.ID) string { name, _, _ := strings.Cut(string(id), "::"); return name }
-		granted := a.table.UnlistedInUse(r)
+		granted := a.ledger.UnlistedInUse(r)
 		unlisted := slices.Collect(maps.Keys(granted))
-		if len(unlisted) > p.Unlisted() {
-			return fmt.Errorf("%s: %d devices in use are not listed, counted %d", r, len(unlisted), p.Unlisted())
+		if len(unlisted) > resource.Unlisted() {
+			return fmt.Errorf("%s: %d devices in use are not listed, counted %d", r, len(unlisted), resource.Unlisted())
 		}
-		if l := p.Listing(); len(l.Devices()) > 0 && !maps.Equal(l.Cordons(), a.inForce[r]) {
+		if l := resource.Listing(); len(l.Devices()) > 0 && !maps.Equal(l.Cordons(), a.inForce[r]) {
 			return fmt.Errorf("%s: the listing has cordons %v, want %v", r, l.Cordons(), a.inForce[r])
 		}
-		for _, d := range p.Listing().Devices() {
+		for _, d := range resource.Listing().Devices() {
 			withheld := slices.ContainsFunc(unlisted, func(u device.ID) bool { // it may be the same device
 				related := func(d device.Device) bool { return hardware(d.ID) == hardware(u) }
-				return d.Added > granted[u] && (related(d) || !slices.ContainsFunc(p.Listing().Devices(), related))
+				return d.Added > granted[u] && (related(d) || !slices.ContainsFunc(resource.Listing().Devices(), related))
 			})
 			replanned := slices.ContainsFunc(slices.Collect(maps.Values(a.pods)), func(q *pod) bool { return len(q.doubt[r]) > 0 }) // until the next commit
-			if withheld != p.Withheld(d.ID) && !replanned {
+			if withheld != resource.Withheld(d.ID) && !replanned {
 				return fmt.Errorf("%s: device %s: withheld is %v", r, d.ID, !withheld)
 			}
 		}
-		if p.Requests != requests[r] {
-			return fmt.Errorf("%s: requests %d, counted %d", r, p.Requests, requests[r])
+		if resource.Requests() != requests[r] {
+			return fmt.Errorf("%s: requests %d, counted %d", r, resource.Requests(), requests[r])
 		}
 	}
 	return nil
@@ -245,7 +245,7 @@ func (a *Allocator) ReleasedAfter(between func()) (all []string) {
 func (a *Allocator) ResourceCount() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return len(a.table.Resources)
+	return len(a.ledger.Resources)
 }
 
 // Hold keeps the lock until the function that it returns is called.

@@ -5,22 +5,23 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/failures"
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // examineLocked checks which devices in use have failed, after the offer or its list has changed. While the plugin is
 // disconnected the devices' health is unknown and nothing changes.
-func (a *Allocator) examineLocked(r device.ResourceName, p *holdings.Resource) {
-	if !p.Current() {
-		p.Failures.Away()
+func (a *Allocator) examineLocked(r device.ResourceName) {
+	resource := a.ledger.Resources[r]
+	if !resource.Current() {
+		a.ledger.Failures(r).Away()
 		return
 	}
 	now := time.Now()
 	sick := map[device.PodUID]map[device.ID]bool{} // by holder
-	for id := range p.Taken() {
-		if p.Broken(id) {
+	for id := range resource.Taken() {
+		if resource.Broken(id) {
 			uid := a.failureHolderLocked(r, id)
 			if sick[uid] == nil {
 				sick[uid] = map[device.ID]bool{}
@@ -30,20 +31,20 @@ func (a *Allocator) examineLocked(r device.ResourceName, p *holdings.Resource) {
 	}
 	for uid, ids := range sick {
 		if holder := a.pods[uid]; holder != nil {
-			a.failedLocked(holder, r, p, ids, now)
+			a.failedLocked(holder, r, ids, now)
 		}
 	}
-	if p.Failures.Settle(now, p.HasBroken) {
+	if a.ledger.Failures(r).Settle(now, resource.HasBroken) {
 		loops.Signal(a.kick)
 	}
 }
 
 // failedLocked records which of these failed devices a pod has been assigned, and reports those that the plugin lists.
 // Devices that are only held for the pod are examined when they are assigned.
-func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *holdings.Resource, broken map[device.ID]bool, now time.Time) {
+func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, broken map[device.ID]bool, now time.Time) {
 	uid := holder.demand.Pod.UID
 	var failed, joined []device.ID
-	for _, id := range holdings.HoldOf(holder.assigned)[r] {
+	for _, id := range ledger.DevicesOf(holder.assigned)[r] {
 		if !broken[id] {
 			continue
 		}
@@ -51,8 +52,7 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *holdings
 			joined = append(joined, id) // its failure is recorded with a pod that has had it for longer
 			continue
 		}
-		_, listed := p.Listing().Find(id)
-		begins, counts := p.Failures.Fail(id, uid, listed, now)
+		begins, counts := a.ledger.Failures(r).Fail(id, uid, a.ledger.Resources[r].Listing().Lists(id), now)
 		if begins {
 			loops.Signal(a.kick) // watchFailuresLocked checks whether the failure lasts
 		}
@@ -67,8 +67,8 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *holdings
 // failureHolderLocked returns the pod with which the failures of a device are recorded: of those that have been assigned it the first that is
 // active, or the first.
 func (a *Allocator) failureHolderLocked(r device.ResourceName, id device.ID) (uid device.PodUID) {
-	uid, _ = a.table.Resources[r].Holder(id)
-	if len(a.table.Resources[r].Sharers(id)) == 0 {
+	uid, _ = a.ledger.Resources[r].Holder(id)
+	if len(a.ledger.Resources[r].Sharers(id)) == 0 {
 		return uid
 	}
 	found := false
@@ -90,10 +90,10 @@ func (a *Allocator) passFailuresLocked(p *pod) {
 	if !p.demand.Shares() {
 		return
 	}
-	for r, ids := range holdings.HoldOf(p.assigned) {
+	for r, ids := range ledger.DevicesOf(p.assigned) {
 		for _, id := range ids {
 			if to := a.failureHolderLocked(r, id); to != p.demand.Pod.UID {
-				a.table.Resources[r].Failures.Pass(id, p.demand.Pod.UID, to)
+				a.ledger.Failures(r).Pass(id, p.demand.Pod.UID, to)
 			}
 		}
 	}
@@ -108,7 +108,7 @@ func (a *Allocator) reportFailures(holder *pod, r device.ResourceName, ids []dev
 	a.tellFailed(holder, r, ids, listed)
 	others := map[*pod][]device.ID{}
 	for _, id := range ids {
-		if len(a.table.Resources[r].Sharers(id)) == 0 {
+		if len(a.ledger.Resources[r].Sharers(id)) == 0 {
 			continue
 		}
 		for uid := range a.holdersLocked(r, id) {
@@ -138,14 +138,14 @@ func (a *Allocator) tellFailed(holder *pod, r device.ResourceName, ids []device.
 // examinePodLocked checks a pod's new assignment: a device may have failed during the plugin's Allocate call.
 func (a *Allocator) examinePodLocked(holder *pod) {
 	for _, s := range device.Shares(holder.assigned) {
-		p, broken := a.table.Resources[s.Resource], map[device.ID]bool{}
+		resource, broken := a.ledger.Resources[s.Resource], map[device.ID]bool{}
 		for _, id := range s.IDs {
-			if p.Current() && p.Broken(id) {
+			if resource.Current() && resource.Broken(id) {
 				broken[id] = true
 			}
 		}
 		if len(broken) > 0 {
-			a.failedLocked(holder, s.Resource, p, broken, time.Now())
+			a.failedLocked(holder, s.Resource, broken, time.Now())
 		}
 	}
 }
@@ -153,8 +153,8 @@ func (a *Allocator) examinePodLocked(holder *pod) {
 // watchFailuresLocked counts devices that have stayed unlisted as failed, reports lasting failures and forgets old ones. It
 // returns when to check again; zero: after the next change of an offer.
 func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
-	for r, p := range a.table.Resources {
-		due, at := p.Failures.Watch(now, failures.State{Current: p.Current(), Has: p.Has, Pod: func(uid device.PodUID) (known, active bool) {
+	for r, resource := range a.ledger.Resources {
+		due, at := a.ledger.Failures(r).Watch(now, failures.State{Current: resource.Current(), Has: resource.Has, Pod: func(uid device.PodUID) (known, active bool) {
 			holder := a.pods[uid]
 			return holder != nil, holder != nil && holder.active()
 		}})
@@ -186,6 +186,6 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 func (a *Allocator) stillBroken(uid device.PodUID, r device.ResourceName, id device.ID) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p := a.table.Resources[r]
-	return p != nil && p.HasBroken(id, uid)
+	resource := a.ledger.Resources[r]
+	return resource != nil && resource.HasBroken(id, uid)
 }

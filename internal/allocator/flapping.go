@@ -6,13 +6,13 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/flapping"
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // A device that becomes unhealthy again and again is suspended: like a cordon, with an end. The record is durable before the
-// suspension is in force, and no restart shortens it. A refused device (placement/refusals.go) is suspended too, without a record: its pauses are short.
+// suspension is in force, and no restart shortens it. A refused device (internal/ledger/refusals.go) is suspended too, without a record: its pauses are short.
 
 const (
 	// together is how long after a device others may become unhealthy for the same reason. Some plugins report one after the other.
@@ -41,7 +41,7 @@ type suspect struct {
 }
 
 // fallen returns the devices that a list shows as unhealthy and the list before as healthy.
-func fallen(before *placement.Listing, now []device.Device) (all []device.ID) {
+func fallen(before *ledger.Listing, now []device.Device) (all []device.ID) {
 	for _, d := range now {
 		if d.Healthy {
 			continue
@@ -54,7 +54,7 @@ func fallen(before *placement.Listing, now []device.Device) (all []device.ID) {
 }
 
 // fellLocked notes that devices have become unhealthy. judgeFallsLocked decides whether it counts.
-func (a *Allocator) fellLocked(r device.ResourceName, ids []device.ID, before *placement.Listing, now time.Time) {
+func (a *Allocator) fellLocked(r device.ResourceName, ids []device.ID, before *ledger.Listing, now time.Time) {
 	if len(ids) == 0 || a.cfg.Suspends != nil && !a.cfg.Suspends(r) {
 		return
 	}
@@ -113,7 +113,7 @@ func (a *Allocator) judgeFallsLocked(now time.Time) (next time.Time) {
 // logOf returns the record of a resource's falls, which is made if there is none.
 func (a *Allocator) logOf(r device.ResourceName, now time.Time) *flapping.Log {
 	if a.flapping[r] == nil {
-		a.table.Resources.Of(r)
+		a.ledger.Of(r)
 		a.flapping[r] = flapping.New(now, a.cfg.SuspendFor)
 	}
 	return a.flapping[r]
@@ -138,13 +138,12 @@ func (a *Allocator) MayExamine(r device.ResourceName, id device.ID) bool {
 }
 
 func (a *Allocator) examinableLocked(r device.ResourceName, id device.ID) bool {
-	p := a.table.Resources[r]
-	if p == nil {
+	resource := a.ledger.Resources[r]
+	if resource == nil {
 		return false
 	}
-	d, listed := p.Listing().Find(id)
-	_, taken := p.Holder(id)
-	return listed && d.Healthy && !taken
+	d, listed := resource.Listing().Find(id)
+	return listed && d.Healthy && !resource.IsTaken(id)
 }
 
 // Examined reports what health.command has found: why a device is unhealthy, or with an empty reason that it is healthy. It counts
@@ -244,9 +243,9 @@ func (a *Allocator) suspendLocked(now time.Time, recalled bool) (next time.Time)
 	later := func(due time.Time) {
 		next = loops.Earliest(next, due)
 	}
-	for r, pool := range a.table.Resources {
+	for r, resource := range a.ledger.Resources {
 		all, before := device.Cordons{}, a.suspended.Of(r)
-		refused, due := pool.Refused(r, now)
+		refused, due := resource.Paused(r, now)
 		later(due)
 		all.Add(refused...)
 		if l := a.flapping[r]; l != nil {
@@ -311,7 +310,7 @@ func (a *Allocator) recallFallsLocked(known []device.Falls) {
 	}
 	now := time.Now()
 	for r, all := range byResource {
-		a.table.Resources.Of(r)
+		a.ledger.Of(r)
 		a.flapping[r] = flapping.New(now, a.cfg.SuspendFor, all...)
 	}
 	a.suspendLocked(now, true)

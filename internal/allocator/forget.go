@@ -68,8 +68,8 @@ func (a *Allocator) usedByLocked(r device.ResourceName) []device.Pod {
 			users[uid] = p.demand.Pod
 		}
 	}
-	if p := a.table.Resources[r]; p != nil {
-		for id := range p.Taken() {
+	if resource := a.ledger.Resources[r]; resource != nil {
+		for id := range resource.Taken() {
 			for uid := range a.holdersLocked(r, id) {
 				if users[uid] = (device.Pod{UID: uid}); a.pods[uid] != nil {
 					users[uid] = a.pods[uid].demand.Pod
@@ -82,9 +82,9 @@ func (a *Allocator) usedByLocked(r device.ResourceName) []device.Pod {
 
 // retractLocked drops the offers of resources that the plugins have forgotten. It reports whether there was one.
 func (a *Allocator) retractLocked(offers map[device.ResourceName]device.Offer) (dropped bool) {
-	for r, p := range a.table.Resources {
-		if _, is := offers[r]; !is && p.Offered() {
-			p.Forget()
+	for r, resource := range a.ledger.Resources {
+		if _, is := offers[r]; !is && resource.Offered() {
+			a.ledger.Retract(r)
 			a.wakeLocked(r, false)
 			a.pruneLocked(r)
 			dropped = true
@@ -97,7 +97,7 @@ func (a *Allocator) retractLocked(offers map[device.ResourceName]device.Offer) (
 func (a *Allocator) retiredLocked() []device.ResourceName {
 	var all []device.ResourceName
 	for r := range a.retired {
-		if p := a.table.Resources[r]; p == nil || !p.Offered() && p.TakenCount() == 0 && p.Requests == 0 {
+		if resource := a.ledger.Resources[r]; resource == nil || !resource.Offered() && resource.TakenCount() == 0 && resource.Requests() == 0 {
 			all = append(all, r)
 		}
 	}

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -36,14 +36,14 @@ func (a *Allocator) allocate(ask func() (device.Grant, error), c device.Containe
 func (a *Allocator) keptGrant(c device.Container, s device.Share) (grant device.Grant, session uint64, has bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	pool := a.table.Resources[s.Resource]
-	session = pool.Offer().Session
+	resource := a.ledger.Resources[s.Resource]
+	session = resource.Offer().Session
 	p := a.pods[c.Pod]
 	if p == nil {
 		return grant, session, false
 	}
 	for _, k := range p.kept {
-		if k.container == c.Name && k.resource == s.Resource && slices.Equal(k.ids, s.IDs) && k.session == session && pool.GrantedLast(s.IDs, c.Pod) {
+		if k.container == c.Name && k.resource == s.Resource && slices.Equal(k.ids, s.IDs) && k.session == session && resource.GrantedLast(s.IDs, c.Pod) {
 			return k.grant, session, true
 		}
 	}
@@ -64,18 +64,17 @@ func (a *Allocator) dropKept(uid device.PodUID) {
 func (a *Allocator) answered(c device.Container, s device.Share, session uint64, grant device.Grant, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	pool := a.table.Resources[s.Resource]
 	if err != nil {
-		found := placement.Denied
+		found := ledger.Denied
 		if errors.Is(err, device.ErrNotAsked) {
-			found = placement.Unasked
+			found = ledger.Unasked
 		}
-		if why := waitFor(err); session == pool.Offer().Session && (why.Reason == device.PluginError || why.Reason == device.PluginSlow) {
+		if why := waitFor(err); session == a.ledger.Resources[s.Resource].Offer().Session && (why.Reason == device.PluginError || why.Reason == device.PluginSlow) {
 			a.refuseLocked(s, why.Message, found)
 		}
 		return
 	}
-	if pool.Grant(s.IDs, c.Pod) {
+	if a.ledger.Grant(s.Resource, s.IDs, c.Pod) {
 		a.reconsiderLocked()
 	}
 	if p := a.pods[c.Pod]; p != nil {

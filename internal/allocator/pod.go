@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
@@ -25,7 +25,7 @@ type pod struct {
 	departure departure
 
 	assigned []device.Assignment
-	doubt    holdings.Hold // devices of a failed commit, or of a record that contradicts another; nil: no doubt
+	doubt    ledger.Devices // devices of a failed commit, or of a record that contradicts another; nil: no doubt
 	grants
 	preparations map[string]*preparation // by container name
 	allocation   *device.PodAllocation   // as published in the feed
@@ -405,7 +405,7 @@ func (a *Allocator) wakeLocked(r device.ResourceName, back bool) {
 		}
 		if !p.retry.IsZero() && !back {
 			if others < 0 {
-				others = a.table.Resources.Of(r).UnrefusedCount(time.Now())
+				others = a.ledger.Of(r).UnrefusedCount(time.Now())
 			}
 			if p.wait.Reason != device.PluginError && p.wait.Reason != device.PluginSlow || p.complete() || others < most {
 				continue

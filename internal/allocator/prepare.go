@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
@@ -39,7 +39,7 @@ func (prep *preparation) covers(shares []device.Share) bool {
 // checkpoint does not record which shares do, so for imported ones the plugin's current offer decides.
 func (a *Allocator) preparesLocked(as device.Assignment) []device.Share {
 	return a.unpreparedLocked(as.Container, slices.DeleteFunc(slices.Clone(as.Shares), func(s device.Share) bool {
-		return !s.PreStart && (as.Imported.IsZero() || !a.table.Resources.Of(s.Resource).Offer().PreStart)
+		return !s.PreStart && (as.Imported.IsZero() || !a.ledger.Of(s.Resource).Offer().PreStart)
 	}))
 }
 
@@ -94,7 +94,7 @@ func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparati
 		prep.tries++
 		a.cfg.Log.Warn("PreStartContainer failed", "pod", pod.String(), "container", c.Name, "err", err)
 		if p := a.pods[c.Pod]; p != nil && p.preparations[c.Name] == prep && p.phase == settled && !p.ran {
-			a.unusableLocked(p, c.Name, device.Wait{Reason: device.PreStartFailed, Message: err.Error()}, placement.Lacking)
+			a.unusableLocked(p, c.Name, device.Wait{Reason: device.PreStartFailed, Message: err.Error()}, ledger.Lacking)
 		}
 	} else {
 		prep.tries = 0

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -19,7 +19,7 @@ func (a *Allocator) recallLocked(r device.PodRecord, c device.Conflict) {
 	r.Demand.Admitted = len(r.Assignments) > 0
 	p := &pod{demand: r.Demand, saved: true, recalled: true, bound: time.Now(), assigned: r.Assignments, waits: waits{since: r.Since, sinceFor: r.Reason}}
 	if c.ID != "" {
-		p.assigned, p.doubt = nil, holdings.HoldOf(r.Assignments)
+		p.assigned, p.doubt = nil, ledger.DevicesOf(r.Assignments)
 	}
 	for c, s := range device.Shares(p.assigned) {
 		if s.Boot != "" && s.Boot != a.cfg.Boot && a.cfg.Boot != "" {
@@ -29,13 +29,7 @@ func (a *Allocator) recallLocked(r device.PodRecord, c device.Conflict) {
 	p.ran = len(p.lapsed) == 0
 	a.recallStallLocked(p, r.Stall)
 	a.addLocked(p)
-	for resource, ids := range holdings.HoldOf(r.Assignments) {
-		pool := a.table.Resources.Of(resource)
-		pool.Take(ids, r.Demand.Pod.UID)
-		if r.Demand.Shares() && p.doubt == nil {
-			pool.Share(ids, r.Demand.Pod.UID) // those that another pod has by the same claim
-		}
-	}
+	a.ledger.Recall(r.Demand.Pod.UID, ledger.DevicesOf(r.Assignments), r.Demand.Shares() && p.doubt == nil)
 	switch {
 	case p.doubt != nil:
 		other := c.Pods[slices.IndexFunc(c.Pods, func(o device.Pod) bool { return o.UID != r.Demand.Pod.UID })]

@@ -7,8 +7,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/containers"
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
@@ -20,7 +19,7 @@ type refused struct {
 	why       device.Wait
 	since     time.Time // the first refusal for that reason
 	times     int       // refusals for that reason, in a row
-	devices   holdings.Hold
+	devices   ledger.Devices
 }
 
 // wait returns what readers see.
@@ -34,7 +33,7 @@ func (r *refused) wait() device.Wait {
 
 // sameDevices reports whether these assignments have the devices with which the container was refused.
 func (r *refused) sameDevices(all []device.Assignment) bool {
-	now := holdings.HoldOf(all)
+	now := ledger.DevicesOf(all)
 	for of, ids := range now {
 		if !slices.Equal(ids, r.devices[of]) {
 			return false
@@ -58,7 +57,7 @@ func (a *Allocator) notCreatedLocked(c device.Container, why device.Wait, lapsed
 		return
 	}
 	if lapsed {
-		a.unusableLocked(p, c.Name, why, placement.Lacking)
+		a.unusableLocked(p, c.Name, why, ledger.Lacking)
 		return
 	}
 	if a.refusedLocked(p, c.Name, why) {
@@ -69,7 +68,7 @@ func (a *Allocator) notCreatedLocked(c device.Container, why device.Wait, lapsed
 // refusedLocked records a refusal, and reports whether it differs from the last one.
 func (a *Allocator) refusedLocked(p *pod, container string, why device.Wait) (news bool) {
 	before := p.refused
-	p.refused = &refused{container, why, time.Now(), 1, holdings.HoldOf(p.assigned)}
+	p.refused = &refused{container, why, time.Now(), 1, ledger.DevicesOf(p.assigned)}
 	if before != nil && before.why.Reason == why.Reason {
 		p.refused.since, p.refused.times = before.since, before.times+1
 	}
@@ -79,10 +78,10 @@ func (a *Allocator) refusedLocked(p *pod, container string, why device.Wait) (ne
 }
 
 // refuseLocked records what is known against the devices of a request.
-func (a *Allocator) refuseLocked(s device.Share, why string, found placement.Finding) {
-	pool, now := a.table.Resources[s.Resource], time.Now()
+func (a *Allocator) refuseLocked(s device.Share, why string, found ledger.Finding) {
+	now := time.Now()
 	for _, id := range s.IDs {
-		if before := pool.Refuses(id); pool.Refuse(id, len(s.IDs), device.Clip(why), found, now) {
+		if before := a.ledger.Resources[s.Resource].Refuses(id); a.ledger.Refuse(s.Resource, id, len(s.IDs), device.Clip(why), found, now) {
 			if !before {
 				a.cfg.Notifier.DeviceRefused(s.Resource, id, why)
 			}
@@ -101,7 +100,7 @@ func (a *Allocator) reconsiderLocked() {
 func (a *Allocator) acceptedLocked(p *pod, container string) {
 	if as, has := p.of(container); has {
 		for _, s := range as.Shares {
-			if a.table.Resources[s.Resource].Start(s.IDs) {
+			if a.ledger.Start(s.Resource, s.IDs) {
 				a.reconsiderLocked()
 			}
 		}
@@ -114,11 +113,11 @@ func (a *Allocator) acceptedLocked(p *pod, container string) {
 
 // unusableLocked renews a container's grant after a pause that doubles with each consecutive failure, whatever the devices. The pod waits
 // meanwhile. Other pods get these devices last.
-func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait, found placement.Finding) {
+func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait, found ledger.Finding) {
 	p.lapse(container, unusable)
 	as, _ := p.of(container)
 	if len(as.Shares) > 1 { // any of them may be the cause
-		found = placement.Suspected
+		found = ledger.Suspected
 	}
 	for _, s := range as.Shares {
 		a.refuseLocked(s, why.Message, found)
@@ -144,9 +143,9 @@ func (a *Allocator) uncreatedLocked(p *pod, l *containers.Container, lacks strin
 		return
 	}
 	why := device.Wait{Reason: device.HostDeviceMissing, Message: fmt.Sprintf("container %s could not be created: %s", l.Name, lacks)}
-	found := placement.Lacking
+	found := ledger.Lacking
 	if lacks == "" { // the container's command may be wrong
-		found = placement.Suspected
+		found = ledger.Suspected
 		why.Message = fmt.Sprintf("container %s could not be created: the kubelet's event Failed has the container runtime's error. Its plugin granted the CDI devices %s", l.Name, device.ClipTo(strings.Join(names, ", "), 256))
 	}
 	switch {

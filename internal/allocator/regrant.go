@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/failures"
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -64,7 +64,7 @@ func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
 	for i, as := range all {
 		all[i].Shares = slices.Clone(as.Shares)
 		for j, s := range as.Shares {
-			all[i].Shares[j].At = a.table.Resources[s.Resource].Listing().Newest() // before the call: the list may change meanwhile
+			all[i].Shares[j].At = a.ledger.Resources[s.Resource].Listing().Newest() // before the call: the list may change meanwhile
 		}
 	}
 	a.work.Go(func() {
@@ -86,14 +86,14 @@ func (a *Allocator) regrantable(p *pod) (no *device.Refusal, lasting time.Time) 
 		if _, lapsed := p.lapsed[c.Name]; !lapsed {
 			continue
 		}
-		pool := a.table.Resources[s.Resource]
-		if no := pool.Unavailable(s.Resource); no != nil {
+		resource := a.ledger.Resources[s.Resource]
+		if no := resource.Unavailable(s.Resource); no != nil {
 			return no, time.Time{}
 		}
 		for _, id := range s.IDs {
-			if _, listed := pool.Listing().Find(id); !listed {
+			if !resource.Listing().Lists(id) {
 				return device.Refuse(device.DeviceUnhealthy, nil, "the device plugin of %s does not list device %s, which is assigned to the pod", s.Resource, id),
-					pool.Offer().Since.Add(failures.Lasting)
+					resource.Offer().Since.Add(failures.Lasting)
 			}
 		}
 	}
@@ -120,7 +120,7 @@ func (a *Allocator) regranted(p *pod, got []device.Assignment, err error) {
 // withholdLocked withholds what may be a pod's devices under other IDs: the plugin may have stopped listing them during the attempt.
 func (a *Allocator) withholdLocked(p *pod) {
 	for _, s := range device.Shares(p.assigned) {
-		a.table.Withhold(s.Resource)
+		a.ledger.Withhold(s.Resource)
 	}
 }
 
@@ -161,7 +161,7 @@ func (a *Allocator) reviveLocked(p *pod) {
 // replanLocked releases a pod's devices, and plans the pod again when the release is on disk.
 func (a *Allocator) replanLocked(p *pod, why device.Wait) {
 	a.cfg.Log.Warn("pod planned again", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned), "reason", why.Reason, "err", why.Message)
-	p.doubt = holdings.HoldOf(p.assigned)
+	p.doubt = ledger.DevicesOf(p.assigned)
 	for container, l := range p.lapsed {
 		if l == unusable && why.Reason != device.PreStartFailed {
 			if p.distrusts == nil {

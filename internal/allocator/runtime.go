@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/containers"
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
@@ -60,17 +60,17 @@ func (a *Allocator) catchUpLocked() {
 func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 	before := a.running
 	a.running = containers.Containers{}
-	clear(a.table.Conflicting)
-	for uid := range a.table.Quarantined {
+	clear(a.ledger.Conflicting)
+	for uid := range a.ledger.Quarantined {
 		a.endQuarantineLocked(uid)
 	}
-	for r, p := range a.table.Resources {
-		if p.UnknownUsers > 0 {
-			p.UnknownUsers = 0
+	for r, resource := range a.ledger.Resources {
+		if n := resource.UnknownUsers(); n > 0 {
+			a.ledger.AddUnknownUsers(r, -n)
 			a.wakeLocked(r, false)
 		}
 	}
-	own := holdings.Index{}
+	own := ledger.Index{}
 	for _, r := range all {
 		l := a.addRunningLocked(r, len(r.Stamp)+len(r.Digests) > 0)
 		l.Started = !r.Idle
@@ -84,7 +84,7 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 			continue // the container's devices have been released
 		}
 		for resource, ids := range r.Stamp {
-			a.table.Quarantine(r.Container, resource, ids, own)
+			a.ledger.Quarantine(r.Container, resource, ids, own)
 		}
 		for resource, digest := range r.Digests {
 			a.verifyLocked(r, l, resource, digest)
@@ -103,19 +103,19 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 // verifyLocked compares a container's digest with its pod's assignment. If they differ, the container's devices are unknown,
 // and nothing of the resource is assigned until the container has ended.
 func (a *Allocator) verifyLocked(r device.Running, l *containers.Container, resource device.ResourceName, digest string) {
-	ids := a.table.Granted(r.Container, resource)
+	ids := a.ledger.Granted(r.Container, resource)
 	if len(ids) > 0 && device.Digest(ids) == digest || slices.Contains(l.UnknownDevices, resource) {
 		return
 	}
 	l.UnknownDevices = append(l.UnknownDevices, resource)
-	a.table.Resources.Of(resource).UnknownUsers++
+	a.ledger.AddUnknownUsers(resource, 1)
 	a.cfg.Log.Error("container runs with unknown devices; resource paused", "resource", resource,
 		"uid", r.Container.Pod, "container", l.Name, "id", r.ID)
 }
 
 // endQuarantineLocked frees the devices quarantined for a pod that are neither held nor assigned.
 func (a *Allocator) endQuarantineLocked(uid device.PodUID) {
-	a.table.EndQuarantine(uid)
+	a.ledger.EndQuarantine(uid)
 	a.changedLocked()
 }
 
@@ -165,7 +165,7 @@ func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error
 	if l == nil {
 		return nil
 	}
-	if l.Idle && (l.Barred || a.table.Conflicting[r.Container.Pod][l.Name] != nil) {
+	if l.Idle && (l.Barred || a.ledger.Conflicting[r.Container.Pod][l.Name] != nil) {
 		return errBarred
 	}
 	if l.Idle {
@@ -188,7 +188,7 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) *container
 		return nil
 	}
 	for _, r := range c.UnknownDevices {
-		a.table.Resources[r].UnknownUsers--
+		a.ledger.AddUnknownUsers(r, -1)
 		a.wakeLocked(r, false)
 	}
 	if p := a.pods[uid]; p != nil && p.phase == waiting {
@@ -198,8 +198,8 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) *container
 	if !last {
 		return c
 	}
-	delete(a.table.Conflicting, uid)
-	if a.table.Quarantined[uid] != nil {
+	delete(a.ledger.Conflicting, uid)
+	if a.ledger.Quarantined[uid] != nil {
 		a.endQuarantineLocked(uid) // devices that an attempt holds stay held
 	}
 	switch p := a.pods[uid]; {

@@ -5,7 +5,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -58,20 +58,10 @@ func (a *Allocator) shareableLocked(r device.ResourceName, id device.ID, claim d
 
 // holdersLocked yields the pods that have a device.
 func (a *Allocator) holdersLocked(r device.ResourceName, id device.ID) iter.Seq[device.PodUID] {
-	return func(yield func(device.PodUID) bool) {
-		pool := a.table.Resources[r]
-		if pool == nil {
-			return
-		}
-		if first, taken := pool.Holder(id); !taken || !yield(first) {
-			return
-		}
-		for _, uid := range pool.Sharers(id) {
-			if !yield(uid) {
-				return
-			}
-		}
+	if resource := a.ledger.Resources[r]; resource != nil {
+		return resource.Holders(id)
 	}
+	return func(func(device.PodUID) bool) {}
 }
 
 // wakeSharersLocked queues the pods that wait for a pod with the same claims, whose attempt has ended or which is served again, and has the
@@ -320,7 +310,7 @@ func (a *Allocator) stillProvedLocked(p *pod) bool {
 
 // proves reports whether the proof in progress for an ended pod is about exactly these devices.
 func (p *pod) proves(d device.Departure) bool {
-	return maps.EqualFunc(holdings.HoldOf(p.departure.proving), holdings.HoldOf(d.Assignments), slices.Equal)
+	return maps.EqualFunc(ledger.DevicesOf(p.departure.proving), ledger.DevicesOf(d.Assignments), slices.Equal)
 }
 
 // disturbLocked has the proofs begun again that are about devices that a pod has been assigned, and may use from now on.

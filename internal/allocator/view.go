@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -157,21 +158,21 @@ func (a *Allocator) Resources() device.Resources {
 			return true
 		})
 	}
-	all := device.Resources{ByName: make(map[device.ResourceName]device.ResourceStatus, len(a.table.Resources)), PodsListed: a.podsListed, Retired: a.retiredLocked()}
-	for r, p := range a.table.Resources {
+	all := device.Resources{ByName: make(map[device.ResourceName]device.ResourceStatus, len(a.ledger.Resources)), PodsListed: a.podsListed, Retired: a.retiredLocked()}
+	for r, resource := range a.ledger.Resources {
 		if !a.knownLocked(r) {
 			continue
 		}
-		s := device.ResourceStatus{Withdrawn: a.withdrawnLocked(r), Cordoned: a.inForce[r], Capacity: p.Capacity(hidden[r], mirrored[r], a.podsListed), Requested: p.Requests + mirrored[r], Unlisted: p.Unlisted(), Refused: p.AllRefused()}
+		s := device.ResourceStatus{Withdrawn: a.withdrawnLocked(r), Cordoned: a.inForce[r], Capacity: resource.Capacity(hidden[r], mirrored[r], a.podsListed), Requested: resource.Requests() + mirrored[r], Unlisted: resource.Unlisted(), Refused: resource.AllRefused()}
 		if by := awaited[r]; by != nil {
 			s.Awaited = by.demand.Pod
 		}
-		if p.Offered() {
-			offer := p.Offer()
+		if resource.Offered() {
+			offer := resource.Offer()
 			s.Offer = &offer
 		}
-		if p.Offered() || p.TakenCount() > 0 {
-			s.States = p.Counts()
+		if resource.Offered() || resource.TakenCount() > 0 {
+			s.States = resource.Counts()
 		}
 		all.ByName[r] = s
 	}
@@ -180,8 +181,8 @@ func (a *Allocator) Resources() device.Resources {
 
 // knownLocked reports whether a resource is offered, in use or cordoned.
 func (a *Allocator) knownLocked(r device.ResourceName) bool {
-	p := a.table.Resources[r]
-	return p != nil && (p.Offered() || p.TakenCount() > 0 || len(a.inForce[r]) > 0)
+	resource := a.ledger.Resources[r]
+	return resource != nil && (resource.Offered() || resource.TakenCount() > 0 || len(a.inForce[r]) > 0)
 }
 
 // Devices returns the devices of one resource, or of all resources if of is empty, in the order of their names. It returns
@@ -200,8 +201,8 @@ func (a *Allocator) Devices(of device.ResourceName) (all []device.DeviceStatus, 
 func (a *Allocator) Order(r device.ResourceName) []device.ID {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if p := a.table.Resources[r]; p != nil {
-		return p.Order()
+	if resource := a.ledger.Resources[r]; resource != nil {
+		return placement.Order(resource)
 	}
 	return nil
 }
@@ -210,7 +211,7 @@ func (a *Allocator) Order(r device.ResourceName) []device.ID {
 func (a *Allocator) knownResources(of device.ResourceName) (all []device.ResourceName) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for r := range a.table.Resources {
+	for r := range a.ledger.Resources {
 		if (of == "" || of == r) && a.knownLocked(r) {
 			all = append(all, r)
 		}
@@ -220,12 +221,11 @@ func (a *Allocator) knownResources(of device.ResourceName) (all []device.Resourc
 }
 
 // view returns a resource's devices at this moment, and the pods.
-func (a *Allocator) view(r device.ResourceName) (placement.View, *device.Snapshot) {
+func (a *Allocator) view(r device.ResourceName) (*ledger.View, *device.Snapshot) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p := a.table.Resources.Of(r)
-	v := p.View(r)
-	v.Cordons, v.Failures, v.Running, v.Claims = a.inForce[r], p.Failures.Recent(time.Now()), map[device.ID][]string{}, map[device.ID][]device.PodUID{}
+	v := a.ledger.Of(r).View(r)
+	v.Cordons, v.Failures, v.Running, v.Claims = a.inForce[r], a.ledger.Failures(r).Recent(time.Now()), map[device.ID][]string{}, map[device.ID][]device.PodUID{}
 	for uid, pod := range a.pods {
 		for _, d := range pod.demand.Demands {
 			for _, id := range d.Fixed[r] {
@@ -234,7 +234,7 @@ func (a *Allocator) view(r device.ResourceName) (placement.View, *device.Snapsho
 		}
 		v.Awaited = v.Awaited || pod.awaits(r)
 	}
-	for _, containers := range a.table.Quarantined {
+	for _, containers := range a.ledger.Quarantined {
 		for name, choice := range containers {
 			for _, id := range choice[r] {
 				v.Running[id] = append(v.Running[id], name)

@@ -5,7 +5,7 @@ import (
 	"log/slog"
 	"testing"
 
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -19,7 +19,7 @@ func BenchmarkResources(b *testing.B) {
 			p.demand.Demands = append(p.demand.Demands, device.Demand{Container: device.Container{Name: fmt.Sprint("c", i)}, Wants: map[device.ResourceName]int{r: 1}, Blocked: device.NoClaim, Mistake: "no claim"})
 		}
 		a := &Allocator{mu: newLock(), podLists: podLists{waiting: map[device.PodUID]*pod{"p": p}}}
-		a.table = holdings.New(tableView{a}, slog.New(slog.DiscardHandler))
+		a.ledger = ledger.New(ledgerView{a}, false, slog.New(slog.DiscardHandler))
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			for b.Loop() {
 				a.Resources()

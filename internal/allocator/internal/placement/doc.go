@@ -1,26 +1,16 @@
-// Package placement chooses the devices of a pod's containers. It is pure: it has no clock, no log and no I/O, and imports nothing
-// but the standard library, device and two helpers of the base. The allocator calls it under its lock, and carries out the choice. Only Match, which compares
-// devices with a pod's patterns, runs before that and without the allocator's lock.
+// Package placement chooses the devices of a pod's containers. It is pure: it has no clock, no log and no I/O, and reads the ledger without
+// changing it. The allocator calls it under its lock, and carries out the choice.
 //
-//	Listing     one plugin's list of devices, prepared for look-ups; never changes         listing.go
-//	selections  which devices of a Listing pods' patterns select, remembered               selection.go
-//	Resource    the devices that a plugin offers, and those that pods have: an index, so
-//	            that a plan costs the same with ten devices or fifty thousand              resource.go
-//	withheld    devices that may be in use under IDs that are no longer listed             withheld.go
-//	Plan        choose devices for all containers of a pod, or return why it waits         plan.go, draft.go
-//	Ordering    the order in which equal devices are given out: lowest, pack, spread, oldest   order.go
-//	search      find the smallest sets of NUMA nodes with enough devices                   topology.go
-//	Preference  what a plugin is asked, and whether its answer matches                     preference.go
-//	View        the state of each device, for queries                                      status.go
+//	Plan        choose devices for all containers of a pod, or return why it waits        plan.go, draft.go
+//	selections  the devices that the pod's patterns select                                selection.go
+//	Order       which of several equal devices come first: lowest, pack, spread, oldest   order.go
+//	search      find the smallest sets of NUMA nodes with enough devices                  topology.go
+//	Preference  what a plugin is asked, and whether its answer matches                    preference.go
 //
 // A plan goes through the pod's containers in order and takes devices from one draft for each resource: devices that the
-// container already has, devices of the pod's init containers, then free devices. A draft shares the free devices of its
-// Resource until the plan takes the first of them; a plan changes no Resource. A bounded search over counts chooses the NUMA
-// nodes. Strict policies try one set of nodes after the other, until all containers fit.
-//
-// A device is free if it is listed, healthy, not cordoned, not taken and not withheld. Each change of a Resource (a new
-// listing, devices taken or released) updates its counts; only a new listing recounts everything. Check compares the counts
-// with the devices after each test.
+// container already has, devices of the pod's init containers, then free devices. A draft shares the ledger's set of free devices until the
+// plan takes the first of them. A bounded search over counts chooses the NUMA nodes. Strict policies try one set of nodes after the other, until all
+// containers fit.
 //
 // A second, slow planner (twin_test.go) must agree with Plan on random input.
 //

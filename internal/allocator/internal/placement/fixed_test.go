@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -78,19 +79,20 @@ func TestPlan_DevicesChosenByTheScheduler(t *testing.T) {
 				}
 				w.Demand.Demands = append(w.Demand.Demands, d)
 			}
-			from := Resources{}
+			from, ledgers := Resources{}, map[device.ResourceName]*ledger.Ledger{}
 			for r, text := range map[device.ResourceName]string{gpu: c.gpu, nic: c.nic} {
 				if text != "" {
-					from[r] = stock(false, text)
+					s := stock(false, text)
+					from[r], ledgers[r] = s.Resource, s.ledger
 				}
 			}
 			for _, choice := range c.runs {
 				for r, ids := range choice {
-					from[r].Quarantine(ids, "pod")
+					ledgers[r].Quarantine(device.Container{Pod: "pod", Name: "main"}, gpu, ids, ledger.Index{})
 				}
 			}
 			for _, s := range device.Shares(c.has) {
-				from[s.Resource].Take(s.IDs, "pod")
+				hold(ledgers[s.Resource], gpu, s.IDs, "pod")
 			}
 			result, no := Plan(w, from)
 			if got := told(result, no); got != c.want {
@@ -106,14 +108,14 @@ func TestPlan_DevicesChosenByTheScheduler(t *testing.T) {
 func TestPlan_ChosenDeviceIsCordonedOrBusy_MessageSaysWhy(t *testing.T) {
 	t.Parallel()
 	w := Input{Demand: device.PodDemand{Pod: device.Pod{UID: "pod"}, Demands: []device.Demand{fixedDemand("main gpu:a")}}}
-	p := stock(false, "a b")
-	p.SetListing(NewListing(p.Listing().Devices(), map[device.ID]device.Cordon{"a": {ID: "a", Reason: "Xid 79"}}, Ordering{}, p.Listing()))
-	if _, no := Plan(w, Resources{gpu: p}); no == nil || no.Reason != device.DeviceCordoned || !strings.Contains(no.Message, "Xid 79") {
+	s := stock(false, "a b")
+	s.ledger.SetListing(gpu, ledger.NewListing(s.Listing().Devices(), map[device.ID]device.Cordon{"a": {ID: "a", Reason: "Xid 79"}}, ledger.Ordering{}, s.Listing()))
+	if _, no := Plan(w, Resources{gpu: s.Resource}); no == nil || no.Reason != device.DeviceCordoned || !strings.Contains(no.Message, "Xid 79") {
 		t.Errorf("cordoned: %v", no)
 	}
-	p = stock(false, "a* b")
-	p.Releasing([]device.ID{"a"}, "others", &device.Release{Busy: true, Why: "pid 7 has it open"})
-	if _, no := Plan(w, Resources{gpu: p}); no == nil || no.Reason != device.DeviceBusy || !strings.Contains(no.Message, "pid 7") {
+	s = stock(false, "a* b")
+	s.ledger.Releasing("others", ledger.Devices{gpu: {"a"}}, &device.Release{Busy: true, Why: "pid 7 has it open"})
+	if _, no := Plan(w, Resources{gpu: s.Resource}); no == nil || no.Reason != device.DeviceBusy || !strings.Contains(no.Message, "pid 7") {
 		t.Errorf("busy: %v", no)
 	}
 }

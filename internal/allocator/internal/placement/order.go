@@ -3,75 +3,12 @@ package placement
 import (
 	"cmp"
 	"container/heap"
-	"regexp"
 	"slices"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/bitset"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
-
-// An Order selects which of several equal devices a container gets.
-type Order string
-
-// The orders. Each is complete: equal inputs lead to equal choices.
-const (
-	Lowest Order = "lowest" // the lowest IDs
-	Pack   Order = "pack"   // from the smallest group that suffices, so that other groups stay whole
-	Spread Order = "spread" // from as many groups as possible, the one with the most free devices first
-	Oldest Order = "oldest" // those that have been free for the longest time
-)
-
-// An Ordering is the order in which the devices of one resource are given out. The zero value is Lowest.
-type Ordering struct {
-	Order Order
-	// Group finds the group in a device's ID: the first parenthesis, or the whole match if there is none. A device whose ID
-	// it does not match is a group of its own. nil: devices near the same NUMA nodes are a group. Only Pack and Spread have
-	// groups.
-	Group *regexp.Regexp
-}
-
-// ordered reports whether the order is another than that of the IDs.
-func (o Ordering) ordered() bool { return o.Order == Oldest || o.grouped() }
-
-// grouped reports whether groups matter.
-func (o Ordering) grouped() bool { return o.Order == Pack || o.Order == Spread }
-
-// nodes returns the order of NUMA nodes, if it differs from that of their numbers.
-func (o Ordering) nodes() Order {
-	if o.grouped() && o.Group == nil {
-		return o.Order
-	}
-	return ""
-}
-
-// findGroups groups the devices, if the resource's ordering wants that.
-func (l *Listing) findGroups() {
-	l.group, l.groups = nil, 0
-	if !l.ordering.grouped() {
-		return
-	}
-	l.group = make([]int32, len(l.devices))
-	if l.ordering.Group == nil {
-		l.groups = len(l.places) + 1 // devices without a place are a group as well
-		for i := range l.devices {
-			l.group[i] = int32(l.place(i) + 1)
-		}
-		return
-	}
-	known := map[string]int32{}
-	for i, d := range l.devices {
-		name := "\x00" + string(d.ID) // no group's name begins so
-		if found := l.ordering.Group.FindStringSubmatch(string(d.ID)); found != nil {
-			name = found[min(1, len(found)-1)]
-		}
-		at, is := known[name]
-		if !is {
-			at = int32(len(known))
-			known[name] = at
-		}
-		l.group[i] = at
-	}
-	l.groups = len(known)
-}
 
 // A group is the candidates of one request in one group, ascending. There is at least one.
 type group struct {
@@ -80,81 +17,95 @@ type group struct {
 }
 
 // groupsOf returns the groups of candidates, with how many devices were picked from each before.
-func (l *Listing) groupsOf(candidates []int, picked []device.ID) []*group {
-	taken := map[int32]int{}
+func groupsOf(l *ledger.Listing, candidates []int, picked []device.ID) []*group {
+	taken := map[int]int{}
 	for _, id := range picked {
-		if i, listed := l.at[id]; listed {
-			taken[l.group[i]]++
+		if i, listed := l.At(id); listed {
+			taken[l.Group(i)]++
 		}
 	}
-	ends := make([]int, l.groups+1) // of each group in sorted
+	ends := make([]int, l.Groups()+1) // of each group in sorted
 	for _, i := range candidates {
-		ends[l.group[i]+1]++
+		ends[l.Group(i)+1]++
 	}
-	for g := range l.groups {
+	for g := range l.Groups() {
 		ends[g+1] += ends[g]
 	}
 	sorted, next := make([]int, len(candidates)), slices.Clone(ends)
 	for _, i := range candidates {
-		g := l.group[i]
+		g := l.Group(i)
 		sorted[next[g]] = i
 		next[g]++
 	}
 	var all []*group
-	for g := range l.groups {
+	for g := range l.Groups() {
 		if ends[g] < ends[g+1] {
-			all = append(all, &group{sorted[ends[g]:ends[g+1]], taken[int32(g)]})
+			all = append(all, &group{sorted[ends[g]:ends[g+1]], taken[g]})
 		}
 	}
 	return all
 }
 
+// ordered reports whether a resource's order is another than that of the IDs.
+func ordered(resource *ledger.Resource) bool {
+	o := resource.Listing().Ordering()
+	return o.Order == ledger.Oldest || o.Grouped()
+}
+
 // sorted returns the first n candidates in the resource's order. The candidates are positions, ascending. The container has
 // the devices in picked already.
-func (p *Resource) sorted(candidates []int, n int, picked []device.ID) []int {
-	switch l := p.listing; {
-	case n >= len(candidates) || n == 0:
-	case l.ordering.Order == Oldest:
-		return p.oldest(candidates, n)
-	case l.ordering.Order == Pack:
-		return packed(l.groupsOf(candidates, nil), n)
-	case l.ordering.Order == Spread:
-		return spread(l.groupsOf(candidates, picked), n)
+func sorted(resource *ledger.Resource, candidates []int, n int, picked []device.ID) []int {
+	l := resource.Listing()
+	if n < len(candidates) && n > 0 {
+		switch l.Ordering().Order {
+		case ledger.Oldest:
+			return oldest(candidates, n, age(resource))
+		case ledger.Pack:
+			return packed(groupsOf(l, candidates, nil), n)
+		case ledger.Spread:
+			return spread(groupsOf(l, candidates, picked), n)
+		}
 	}
 	return candidates[:min(n, len(candidates))]
 }
 
 // Order returns the free devices in the order in which another program should take them, for one container or several; nil: that of their IDs. Devices that the plugin has recently refused come last.
-func (p *Resource) Order() (ids []device.ID) {
-	l := p.listing
-	if !l.ordering.ordered() && len(p.refused) == 0 {
+func Order(resource *ledger.Resource) (ids []device.ID) {
+	l := resource.Listing()
+	if !ordered(resource) && !resource.AnyRefused() {
 		return nil
 	}
 	var candidates, refused []int
-	for i := p.free.next(0, nil); i >= 0; i = p.free.next(i+1, nil) {
-		if p.refused[l.devices[i].ID].times > 0 {
+	free := resource.Free()
+	for i := free.Next(0, bitset.Set{}); i >= 0; i = free.Next(i+1, bitset.Set{}) {
+		if resource.TimesRefused(l.Devices()[i].ID) > 0 {
 			refused = append(refused, i)
 		} else {
 			candidates = append(candidates, i)
 		}
 	}
-	switch l.ordering.Order {
-	case Oldest:
-		slices.SortFunc(candidates, p.age)
-	case Pack:
-		candidates = packedOneByOne(l.groupsOf(candidates, nil))
-	case Spread:
-		candidates = spread(l.groupsOf(candidates, nil), len(candidates)) // also right where one container takes several
+	switch l.Ordering().Order {
+	case ledger.Oldest:
+		slices.SortFunc(candidates, age(resource))
+	case ledger.Pack:
+		candidates = packedOneByOne(groupsOf(l, candidates, nil))
+	case ledger.Spread:
+		candidates = spread(groupsOf(l, candidates, nil), len(candidates)) // also right where one container takes several
 	}
 	for _, i := range append(candidates, refused...) {
-		ids = append(ids, l.devices[i].ID)
+		ids = append(ids, l.Devices()[i].ID)
 	}
 	return ids
 }
 
 // age compares two devices by how long they have been free, the longest time first.
-func (p *Resource) age(i, j int) int {
-	return cmp.Or(cmp.Compare(p.freed[i], p.freed[j]), cmp.Compare(i, j))
+func age(resource *ledger.Resource) func(i, j int) int {
+	return func(i, j int) int {
+		if by := cmp.Compare(resource.Freed(i), resource.Freed(j)); by != 0 {
+			return by
+		}
+		return i - j
+	}
 }
 
 // packedOneByOne returns all devices, those of the smallest group first.
@@ -172,13 +123,13 @@ func packedOneByOne(groups []*group) (picked []int) {
 const few = 64
 
 // oldest takes the n devices that have been free for the longest time.
-func (p *Resource) oldest(candidates []int, n int) (picked []int) {
+func oldest(candidates []int, n int, age func(i, j int) int) (picked []int) {
 	if n > few {
-		slices.SortFunc(candidates, p.age)
+		slices.SortFunc(candidates, age)
 		return candidates[:n]
 	}
 	for _, i := range candidates {
-		if at, _ := slices.BinarySearchFunc(picked, i, p.age); at < n {
+		if at, _ := slices.BinarySearchFunc(picked, i, age); at < n {
 			picked = slices.Insert(picked[:min(len(picked), n-1)], at, i)
 		}
 	}

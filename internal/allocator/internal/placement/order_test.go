@@ -8,18 +8,19 @@ import (
 	"testing"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// ordered sets the ordering of a resource, written like "pack" or "spread ^(.*)::".
-func ordered(p *Resource, text string) *Resource {
+// inOrder sets the ordering of a resource, written like "pack" or "spread ^(.*)::".
+func inOrder(s stocked, text string) stocked {
 	order, expression, _ := strings.Cut(text, " ")
-	o := Ordering{Order: Order(order)}
+	o := ledger.Ordering{Order: ledger.Order(order)}
 	if expression != "" {
 		o.Group = regexp.MustCompile(expression)
 	}
-	p.SetListing(NewListing(p.listing.devices, p.listing.cordons, o, nil))
-	return p
+	s.ledger.SetListing(gpu, ledger.NewListing(s.Listing().Devices(), s.Listing().Cordons(), o, nil))
+	return s
 }
 
 const (
@@ -72,7 +73,7 @@ func TestOrder(t *testing.T) {
 			if c.advice != nil {
 				in.Preferences = Preferences{{"main", gpu}: c.advice}
 			}
-			got := strings.TrimPrefix(told(Plan(in, Resources{gpu: ordered(stock(c.advice != nil, c.gpu), c.order)})), "main gpu:")
+			got := strings.TrimPrefix(told(Plan(in, Resources{gpu: inOrder(stock(c.advice != nil, c.gpu), c.order).Resource})), "main gpu:")
 			if got != c.want {
 				t.Errorf("%q, want %q", got, c.want)
 			}
@@ -83,10 +84,10 @@ func TestOrder(t *testing.T) {
 // Devices go round: the one that was released last comes last, also when the plugin's list has been empty meanwhile.
 func TestOrder_Oldest_DevicesGoRound(t *testing.T) {
 	t.Parallel()
-	p := ordered(stock(false, "a b c d"), "oldest")
+	s := inOrder(stock(false, "a b c d"), "oldest")
 	take := func(n int) string {
 		in := Input{Demand: device.PodDemand{Pod: device.Pod{UID: "pod"}, Demands: []device.Demand{asks(fmt.Sprintf("main gpu=%d", n))}}}
-		result, no := Plan(in, Resources{gpu: p})
+		result, no := Plan(in, Resources{gpu: s.Resource})
 		if no != nil {
 			t.Fatal(no)
 		}
@@ -94,13 +95,12 @@ func TestOrder_Oldest_DevicesGoRound(t *testing.T) {
 		if why := result.Why["main"][gpu]; why.Order != "oldest" {
 			t.Errorf("%+v", why)
 		}
-		p.Take(ids, "pod")
+		hold(s.ledger, gpu, ids, "pod")
 		return join(ids)
 	}
 	release := func(ids ...device.ID) {
-		p.Used(ids)
-		p.Release(ids, "pod")
-		if err := p.Check(); err != nil {
+		s.ledger.Release("pod", ledger.Devices{gpu: ids})
+		if err := s.Check(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -111,39 +111,13 @@ func TestOrder_Oldest_DevicesGoRound(t *testing.T) {
 	release("b")
 	got += " " + take(2) // a,d: d has never been used
 	release("d", "a")
-	devices := p.listing.devices
-	p.SetListing(NewListing(nil, nil, p.listing.ordering, p.listing))
-	p.SetListing(NewListing(devices, nil, p.listing.ordering, p.listing))
+	full := s.Listing()
+	for _, devices := range [][]device.Device{nil, full.Devices()} {
+		s.ledger.SetListing(gpu, ledger.NewListing(devices, nil, full.Ordering(), s.Listing()))
+	}
 	got += " " + take(3) // c, b, d
 	if want := "a b,c a,d b,c,d"; got != want {
 		t.Errorf("%q, want %q", got, want)
-	}
-}
-
-// The releases of devices that are not listed are remembered up to a bound.
-func TestOrder_Oldest_UnlistedDevicesAreForgotten(t *testing.T) {
-	t.Parallel()
-	p := ordered(stock(false, ""), "oldest")
-	use := func(from, n int) {
-		devices, ids := make([]device.Device, n), make([]device.ID, n)
-		for i := range n {
-			ids[i] = device.ID(fmt.Sprintf("random-%04d", from+i))
-			devices[i] = device.Device{ID: ids[i], Healthy: true}
-		}
-		p.SetListing(NewListing(devices, nil, p.listing.ordering, p.listing))
-		p.Take(ids, "pod")
-		p.Used(ids)
-		p.Release(ids, "pod")
-	}
-	use(0, maxUnlistedReleases)
-	if n := len(p.released); n != maxUnlistedReleases {
-		t.Errorf("%d devices are remembered of as many as may be", n)
-	}
-	for i := range 100 {
-		use(maxUnlistedReleases+i, 1)
-	}
-	if n := len(p.released); n > maxUnlistedReleases+2 {
-		t.Errorf("%d devices are remembered", n)
 	}
 }
 
@@ -156,10 +130,10 @@ func BenchmarkOrder(b *testing.B) {
 	for _, order := range []string{"lowest", "pack" + replica, "spread" + replica, "oldest"} {
 		for _, n := range []int{1, 8, 1000} {
 			b.Run(fmt.Sprintf("%s/devices=%d", strings.Fields(order)[0], n), func(b *testing.B) {
-				p := ordered(stock(false, text.String()), order)
+				s := inOrder(stock(false, text.String()), order)
 				in := Input{Demand: device.PodDemand{Pod: device.Pod{UID: "pod"}, Demands: []device.Demand{asks(fmt.Sprintf("main gpu=%d", n))}}}
 				for b.Loop() {
-					if _, no := Plan(in, Resources{gpu: p}); no != nil {
+					if _, no := Plan(in, Resources{gpu: s.Resource}); no != nil {
 						b.Fatal(no)
 					}
 				}
@@ -181,16 +155,15 @@ func TestOrder_OneByOne(t *testing.T) {
 	} {
 		t.Run(order, func(t *testing.T) {
 			text, refused := strings.CutSuffix(order, ", refused")
-			p := ordered(stock(false, "a@0 b@0 c@0* p@1 q@1 r@1 x@2 y@2!"), text)
-			p.Take([]device.ID{"a"}, "pod")
-			p.Used([]device.ID{"a"})
-			p.Release([]device.ID{"a"}, "pod")
+			s := inOrder(stock(false, "a@0 b@0 c@0* p@1 q@1 r@1 x@2 y@2!"), text)
+			hold(s.ledger, gpu, []device.ID{"a"}, "pod")
+			s.ledger.Release("pod", ledger.Devices{gpu: {"a"}})
 			if refused {
-				p.Refuse("b", 1, "no", Denied, time.Now())
+				s.ledger.Refuse(gpu, "b", 1, "no", ledger.Denied, time.Now())
 			}
 			var got []string
-			for _, id := range p.Order() {
-				d, _ := p.Listing().Find(id)
+			for _, id := range Order(s.Resource) {
+				d, _ := s.Listing().Find(id)
 				got = append(got, fmt.Sprintf("%s@%d", id, d.NUMA[0]))
 			}
 			if text := strings.Join(got, " "); text != want {
@@ -211,12 +184,12 @@ func TestOrder_SpreadReplicas_ContainerTakesDifferentGPUs(t *testing.T) {
 		cards: 3,
 		"a::0* a::1* a::2* b::0 b::1 b::2 c::0* c::1*": 1,
 	} {
-		p := ordered(stock(false, text), "spread"+replica)
+		s := inOrder(stock(false, text), "spread"+replica)
 		var from []string
-		for _, id := range p.Order()[:gpus] {
+		for _, id := range Order(s.Resource)[:gpus] {
 			gpu, _, _ := strings.Cut(string(id), "::")
 			if slices.Contains(from, gpu) {
-				t.Errorf("%s: the first %d are %v", text, gpus, p.Order()[:gpus])
+				t.Errorf("%s: the first %d are %v", text, gpus, Order(s.Resource)[:gpus])
 				break
 			}
 			from = append(from, gpu)

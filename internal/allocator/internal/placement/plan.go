@@ -7,10 +7,15 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/bitset"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// An Input is all that a plan for one pod depends on, besides the pools.
+// Resources are the resources that a plan is about. The plan can only read them.
+type Resources map[device.ResourceName]*ledger.Resource
+
+// An Input is all that a plan for one pod depends on, besides the Resources.
 type Input struct {
 	Demand      device.PodDemand
 	Has         []device.Assignment      // the pod's assignments so far
@@ -57,7 +62,7 @@ func (r Result) Assignments(d device.PodDemand) (all []device.Assignment) {
 }
 
 // Plan chooses devices for every container of a pod that has none yet, or returns why it cannot: all or nothing. It is pure:
-// equal inputs and pools lead to equal results, and plan changes nothing.
+// equal inputs and resources lead to equal results.
 //
 // For each resource of a container plan takes, in this order: the devices in the container's stamp, if the state file was
 // lost; healthy devices of the pod's init containers, which end before later containers start; free devices. App containers
@@ -69,7 +74,7 @@ func (r Result) Assignments(d device.PodDemand) (all []device.Assignment) {
 // cannot be served without them.
 func Plan(w Input, from Resources) (Result, *device.Refusal) {
 	for r := range w.Demand.Requests() {
-		if p := from[r]; p != nil && len(p.refused) > 0 {
+		if resource := from[r]; resource != nil && resource.AnyRefused() {
 			careful := w
 			careful.avoid = true
 			if best, no := planOnce(careful, from); no == nil {
@@ -90,7 +95,7 @@ func planOnce(w Input, from Resources) (Result, *device.Refusal) {
 		}
 	}
 	work := maxWork
-	p := &planner{Input: w, open: w.Demand.Open(), chosen: fixedIn(w.Demand), named: map[device.ResourceName]bitset{}, from: from, work: &work,
+	p := &planner{Input: w, open: w.Demand.Open(), chosen: fixedIn(w.Demand), named: map[device.ResourceName]bitset.Set{}, from: from, work: &work,
 		out: Result{Choices: map[string]device.Choice{}, Why: map[string]map[device.ResourceName]device.Why{}, At: map[device.ResourceName]int64{}}}
 	var near nodes
 	var no *device.Refusal
@@ -103,13 +108,13 @@ func planOnce(w Input, from Resources) (Result, *device.Refusal) {
 	if no == nil {
 		return p.out, nil
 	}
-	no.Busy = p.busy(no.Reason)
+	no.Busy = p.lacksOnlyTaken(no.Reason)
 	return Result{}, no
 }
 
-// busy reports whether the pod could be served if no other pod had any devices. It may be wrong for a pod whose containers compete for the
+// lacksOnlyTaken reports whether the pod could be served if no other pod had any devices. It may be wrong for a pod whose containers compete for the
 // same devices, and where the work is used up.
-func (p *planner) busy(why device.Reason) bool {
+func (p *planner) lacksOnlyTaken(why device.Reason) bool {
 	switch why {
 	case device.NotEnoughDevices, device.DeviceUnhealthy, device.NoSuchDevice, device.TopologyMismatch:
 		if slices.ContainsFunc(p.Demand.Demands, func(d device.Demand) bool { return len(d.Fixed) > 0 }) {
@@ -121,19 +126,19 @@ func (p *planner) busy(why device.Reason) bool {
 	wants := p.Demand.Requests()
 	for _, s := range device.Shares(p.Has) { // it keeps what it has, usable or not
 		for _, id := range s.IDs {
-			if !p.from[s.Resource].listing.has(id) {
+			if !p.from[s.Resource].Listing().IsUsable(id) {
 				wants[s.Resource]--
 			}
 		}
 	}
 	for r, n := range wants {
-		if _, _, busy, _ := p.from[r].busy(); p.from[r].listing.usableCount-busy < n { // no pod has the busy ones any longer
+		if p.from[r].Listing().Usable().Common(bitset.Set{})-p.from[r].Busy().Usable < n { // no pod has the busy ones any longer
 			return false
 		}
 	}
 	for _, d := range p.Demand.Demands {
 		for r, selection := range d.Select {
-			if p.matching(r, selection).common(p.from[r].listing.usable) < d.Wants[r] {
+			if p.matching(r, selection).Common(p.from[r].Listing().Usable()) < d.Wants[r] {
 				return false
 			}
 		}
@@ -142,7 +147,7 @@ func (p *planner) busy(why device.Reason) bool {
 		}
 		var lines []request
 		for _, r := range slices.Sorted(maps.Keys(d.Wants)) {
-			l := request{container: d.Container, resource: r, n: d.Wants[r]}
+			l := request{container: d.Container, name: r, n: d.Wants[r]}
 			if selection, limited := d.Select[r]; limited {
 				l.only = p.matching(r, selection)
 			}
@@ -165,7 +170,7 @@ type planner struct {
 	Input
 	open   device.PodDemand                    // the demand without what the scheduler has chosen
 	chosen map[device.ResourceName][]device.ID // by the scheduler, for any of the pod's containers
-	named  map[device.ResourceName]bitset      // the results of selectedByOthers
+	named  map[device.ResourceName]bitset.Set  // the results of selectedByOthers
 	from   Resources
 	work   *int // the rest of maxWork
 	back   bool // a choice has failed: from now on each further one counts as work
@@ -176,14 +181,17 @@ type planner struct {
 // A request is a container's demand for one resource.
 type request struct {
 	container device.Container
-	resource  device.ResourceName
+	name      device.ResourceName
 	n         int
 	certain   []device.ID // devices among the n that need no choice, ascending
 	stamped   bool        // the container already runs with the certain devices
 	among     []device.ID // candidates for the rest, ascending; nil: all free devices
-	only      bitset      // the devices that the container may have; nil: all
-	others    bitset      // those that only some of the pod's other containers may have, to be taken last; nil: none
+	only      bitset.Set  // the devices that the container may have; zero: all
+	others    bitset.Set  // those that only some of the pod's other containers may have, to be taken last; zero: none
 }
+
+// limited reports whether the rest can be had from some free devices only, or from devices of init containers.
+func (l request) limited() bool { return l.among != nil || !l.only.IsZero() }
 
 func (l request) rest() int { return l.n - len(l.certain) }
 
@@ -243,14 +251,41 @@ func (p *planner) blocked(d device.Demand) *device.Refusal {
 func (p *planner) fixed(d device.Demand, on drafts) *device.Refusal {
 	for _, r := range slices.Sorted(maps.Keys(d.Fixed)) {
 		s := p.draft(on, r)
-		if no := s.pool.Unavailable(r); no != nil {
+		if no := s.resource.Unavailable(r); no != nil {
 			return no
 		}
 		for _, id := range d.Fixed[r] {
-			if no := s.pool.unclaimable(r, id, p.Demand.Pod.UID, p.Sharing[r][id]); no != nil {
+			if no := unclaimable(s.resource, r, id, p.Demand.Pod.UID, p.Sharing[r][id]); no != nil {
 				return no
 			}
 		}
+	}
+	return nil
+}
+
+// unclaimable returns why a pod cannot have a device that the scheduler has chosen for it; nil: it can.
+func unclaimable(resource *ledger.Resource, r device.ResourceName, id device.ID, pod device.PodUID, with Sharing) *device.Refusal {
+	holder, taken := resource.Holder(id)
+	l := resource.Listing()
+	i, listed := l.At(id)
+	cordon, name := l.Cordons()[id], device.QuoteID(id)
+	switch why := resource.ReleaseOf(id); {
+	case resource.Has(id, pod):
+		return nil
+	case taken && why != nil && why.Busy:
+		return device.Refuse(device.DeviceBusy, nil, "%s: device %s is busy although its pod has ended: %s", r, name, why)
+	case taken && with == Later:
+		return device.Refuse(device.DeviceInUse, nil, "%s: the pod with UID %s has device %s by the same claim, and has either not been served yet or ended", r, holder, name)
+	case taken && with != Now:
+		return device.Refuse(device.DeviceInUse, nil, "%s: the scheduler has chosen device %s, which the pod with UID %s still has", r, name, holder)
+	case !listed:
+		return device.Refuse(device.DeviceGone, nil, "%s: the scheduler has chosen device %s, which the device plugin does not list", r, name)
+	case !l.Devices()[i].Healthy:
+		return device.Refuse(device.DeviceUnhealthy, nil, "%s: the scheduler has chosen device %s, which is unhealthy", r, name)
+	case !l.Usable().Has(i) && !cordon.Refused: // a refused one is tried: the pod cannot have another
+		return device.Refuse(device.DeviceCordoned, nil, "%s: the scheduler has chosen device %s, which is cordoned: %s", r, name, cordon.Reason)
+	case !taken && resource.Withheld(id):
+		return device.Refuse(device.DeviceInUse, nil, "%s: the scheduler has chosen device %s, which may be in use under an ID that is no longer listed", r, name)
 	}
 	return nil
 }
@@ -275,23 +310,25 @@ func (p *planner) take(i int, on drafts, lines []request, own, pod nodes) *devic
 	d, choice, ask := p.Demand.Demands[i], device.Choice{}, p.out.Ask
 	why := map[device.ResourceName]device.Why{}
 	for _, l := range lines {
+		s := on[l.name]
+		listing := s.resource.Listing()
 		if p.back {
-			*p.work -= requestWork + 4*len(on[l.resource].left) + l.n
-			if pool := on[l.resource].pool; pool.listing.ordering.ordered() {
-				*p.work -= orderWork * (pool.freeCount + pool.listing.groups)
+			*p.work -= requestWork + 4*s.left.Len() + l.n
+			if ordered(s.resource) {
+				*p.work -= orderWork * (s.resource.FreeCount() + listing.Groups())
 			}
 		}
-		if _, n := on[l.resource].near(l, own); l.only != nil && p.strict() && len(own) > 0 && len(on[l.resource].pool.listing.places) > 0 && n < l.rest() {
+		if _, n := s.near(l, own); !l.only.IsZero() && p.strict() && len(own) > 0 && len(listing.Places()) > 0 && n < l.rest() {
 			return p.mismatch("container "+d.Container.Name, lines, on) // the nodes of the whole pod have been chosen without its limits
 		}
-		p.out.At[l.resource] = on[l.resource].pool.listing.newest
-		ids, reasons, question := on[l.resource].pick(l, own, p.Preferences, p.out.Ask == nil, p.work)
-		on[l.resource].assign(d.Kind, ids)
-		choice[l.resource], why[l.resource] = ids, reasons
+		p.out.At[l.name] = listing.Newest()
+		ids, reasons, question := s.pick(l, own, p.Preferences, p.out.Ask == nil, p.work)
+		s.assign(d.Kind, ids)
+		choice[l.name], why[l.name] = ids, reasons
 		p.out.Ask = cmp.Or(p.out.Ask, question)
 	}
 	for r, ids := range d.Fixed {
-		p.out.At[r] = on[r].pool.listing.newest
+		p.out.At[r] = on[r].resource.Listing().Newest()
 		choice[r], why[r] = ids, device.Why{Claimed: len(ids)}
 	}
 	p.out.Choices[d.Container.Name], p.out.Why[d.Container.Name] = choice, why
@@ -307,16 +344,16 @@ func (p *planner) requests(d device.Demand, on drafts) ([]request, *device.Refus
 	lines := make([]request, 0, len(d.Wants))
 	for _, r := range slices.Sorted(maps.Keys(d.Wants)) {
 		s := p.draft(on, r)
-		if no := s.pool.Unavailable(r); no != nil {
+		if no := s.resource.Unavailable(r); no != nil {
 			return nil, no
 		}
-		l := request{container: d.Container, resource: r, n: d.Wants[r]}
+		l := request{container: d.Container, name: r, n: d.Wants[r]}
 		hand := s.reusableFor(d.Kind)
 		if selection, limited := d.Select[r]; !limited {
 			l.others = p.selectedByOthers(r)
 		} else {
 			l.only = p.matching(r, selection)
-			hand = slices.DeleteFunc(hand, func(id device.ID) bool { return !l.only.has(s.pool.listing.at[id]) })
+			hand = slices.DeleteFunc(hand, func(id device.ID) bool { i, _ := s.resource.Listing().At(id); return !l.only.Has(i) })
 		}
 		switch runs := p.Running[d.Container.Name][r]; {
 		case len(runs) == l.n:
@@ -328,7 +365,7 @@ func (p *planner) requests(d device.Demand, on drafts) ([]request, *device.Refus
 			if free := s.free(); free < l.rest() {
 				return nil, s.shortage(r, l.n, free+len(hand))
 			}
-			if free := s.left.common(l.only); l.only != nil && free < l.rest() {
+			if free := s.left.Common(l.only); !l.only.IsZero() && free < l.rest() {
 				return nil, s.unselected(l, free+len(hand))
 			}
 		}
@@ -341,12 +378,18 @@ func (p *planner) requests(d device.Demand, on drafts) ([]request, *device.Refus
 // not in it: another container has them by the same claim only, and other pods may have them by that claim.
 func (p *planner) draft(on drafts, r device.ResourceName) *draft {
 	if on[r] == nil {
-		s := &draft{pool: p.from[r], used: map[int]int{}}
-		if s.pool != nil {
-			s.left = s.pool.free
-			s.claim(p.chosen[r])
+		s := &draft{resource: p.from[r], used: map[int]int{}}
+		if s.resource != nil {
+			s.left = s.resource.Free()
+			for _, id := range p.chosen[r] {
+				s.claim(id)
+			}
 			if p.avoid {
-				s.exclude(s.pool.refused)
+				before := s.chosen
+				for id := range s.resource.Refused() {
+					s.claim(id)
+				}
+				s.avoided = s.chosen - before
 			}
 		}
 		for _, choice := range p.Running {
@@ -377,10 +420,10 @@ func (p *planner) podNodes() (nodes, *device.Refusal) {
 	var lines []request
 	for _, r := range slices.Sorted(maps.Keys(requests)) {
 		s := p.draft(on, r)
-		if no := s.pool.Unavailable(r); no != nil {
+		if no := s.resource.Unavailable(r); no != nil {
 			return nil, no
 		}
-		l := request{resource: r, n: requests[r], certain: slices.Clone(s.running)}
+		l := request{name: r, n: requests[r], certain: slices.Clone(s.running)}
 		for _, s := range device.Shares(p.Has) {
 			if s.Resource == r {
 				l.certain = append(l.certain, s.IDs...)
@@ -420,7 +463,7 @@ func (p *planner) mismatch(whose string, lines []request, on drafts) *device.Ref
 	var wants []string
 	for i, n := range needs(lines, on, needAll) {
 		if len(n.places)+len(n.must) > 0 {
-			wants = append(wants, fmt.Sprintf("%d %s (free by NUMA node: %s)", lines[i].n, lines[i].resource, n.counts()))
+			wants = append(wants, fmt.Sprintf("%d %s (free by NUMA node: %s)", lines[i].n, lines[i].name, n.counts()))
 		}
 	}
 	how := "on one NUMA node"
@@ -438,15 +481,9 @@ func (p *planner) mismatch(whose string, lines []request, on drafts) *device.Ref
 func (w Input) strict() bool { return w.Topology.strict() && len(w.Running) == 0 }
 
 // sharesOf returns a container's current devices, or nil.
-func sharesOf(has []device.Assignment, container string) map[device.ResourceName][]device.ID {
-	for _, a := range has {
-		if a.Container.Name == container {
-			held := map[device.ResourceName][]device.ID{}
-			for _, s := range a.Shares {
-				held[s.Resource] = s.IDs
-			}
-			return held
-		}
+func sharesOf(has []device.Assignment, container string) ledger.Devices {
+	if i := slices.IndexFunc(has, func(a device.Assignment) bool { return a.Container.Name == container }); i >= 0 {
+		return ledger.DevicesOf(has[i : i+1])
 	}
 	return nil
 }

@@ -2,11 +2,13 @@ package placement
 
 import (
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -15,10 +17,31 @@ const (
 	nic device.ResourceName = "vendor.com/nic"
 )
 
-// stock returns a pool of devices written like "a@0 b@0,1 c d@1! e@1*": names, NUMA nodes, unhealthy (!), taken by other pods
+// noPods are the pods of a ledger without assignments.
+type noPods struct{}
+
+func (noPods) Assigned(device.PodUID) []device.Assignment { return nil }
+func (noPods) Unused(device.PodUID, string) bool          { return false }
+func (noPods) MayRun(device.PodUID) bool                  { return false }
+func (noPods) Freed(device.ResourceName)                  {}
+
+func newLedger() *ledger.Ledger { return ledger.New(noPods{}, false, slog.New(slog.DiscardHandler)) }
+
+// hold has a pod hold devices of a resource.
+func hold(l *ledger.Ledger, r device.ResourceName, ids []device.ID, pod device.PodUID) {
+	l.Hold(pod, map[string]device.Choice{"main": {r: ids}})
+}
+
+// A stocked is a resource in a ledger of its own, under the name gpu.
+type stocked struct {
+	*ledger.Resource
+	ledger *ledger.Ledger
+}
+
+// stock returns a resource with devices written like "a@0 b@0,1 c d@1! e@1*": names, NUMA nodes, unhealthy (!), taken by other pods
 // (*).
-func stock(prefers bool, text string) *Resource {
-	p := NewResource()
+func stock(prefers bool, text string) stocked {
+	l := newLedger()
 	var devices []device.Device
 	var taken []device.ID
 	for _, word := range strings.Fields(text) {
@@ -40,17 +63,9 @@ func stock(prefers bool, text string) *Resource {
 			taken = append(taken, d.ID)
 		}
 	}
-	p.Accept(device.Offer{Reported: true, Prefers: prefers, Inventory: device.Inventory{Devices: devices}}, NewListing(devices, nil, Ordering{}, nil))
-	p.Take(taken, "others")
-	return p
-}
-
-// of returns a resource, creating an empty one if necessary.
-func (rs Resources) of(r device.ResourceName) *Resource {
-	if rs[r] == nil {
-		rs[r] = NewResource()
-	}
-	return rs[r]
+	l.Accept(gpu, device.Offer{Reported: true, Prefers: prefers, Inventory: device.Inventory{Devices: devices}}, ledger.NewListing(devices, nil, ledger.Ordering{}, nil))
+	hold(l, gpu, taken, "others")
+	return stocked{l.Resources[gpu], l}
 }
 
 // asks returns a demand written like "main gpu=2 nic=1", of an app container unless it begins with "init:" or "sidecar:".
@@ -113,7 +128,7 @@ func (c planCase) run(t *testing.T) {
 	from := Resources{}
 	for r, text := range map[device.ResourceName]string{gpu: c.gpu, nic: c.nic} {
 		if text != "" {
-			from[r] = stock(c.advice != nil, text)
+			from[r] = stock(c.advice != nil, text).Resource
 		}
 	}
 	if got := told(Plan(w, from)); got != c.want {
@@ -264,7 +279,7 @@ func TestQuestions(t *testing.T) {
 				}
 				w.Has = []device.Assignment{{Container: w.Demand.Demands[0].Container, Shares: []device.Share{share}}}
 			}
-			p, no := Plan(w, Resources{gpu: stock(true, c.gpu)})
+			p, no := Plan(w, Resources{gpu: stock(true, c.gpu).Resource})
 			got := ""
 			if no != nil {
 				got = string(no.Reason)
@@ -280,7 +295,7 @@ func TestQuestions(t *testing.T) {
 	// The second question, after the first has been answered, builds on that answer.
 	w := Input{Preferences: Preferences{PreferenceKey{"i", gpu}: {"c"}}}
 	w.Demand.Demands = []device.Demand{asks("init:i gpu=1"), asks("main gpu=2")}
-	if p, _ := Plan(w, Resources{gpu: stock(true, "a b c d")}); p.Ask == nil || join(p.Ask.Must) != "c" || join(p.Ask.Available) != "a,b,c,d" || p.Ask.Size != 2 {
+	if p, _ := Plan(w, Resources{gpu: stock(true, "a b c d").Resource}); p.Ask == nil || join(p.Ask.Must) != "c" || join(p.Ask.Available) != "a,b,c,d" || p.Ask.Size != 2 {
 		t.Errorf("the second question is %+v", p.Ask)
 	}
 }
@@ -290,7 +305,7 @@ func TestMismatchIsExplained(t *testing.T) {
 	t.Parallel()
 	w := Input{Topology: Topology{Policy: SingleNUMA}}
 	w.Demand.Demands = []device.Demand{asks("main gpu=2 nic=1")}
-	_, no := Plan(w, Resources{gpu: stock(false, "a@0 b@1 c@1"), nic: stock(false, "x@0")})
+	_, no := Plan(w, Resources{gpu: stock(false, "a@0 b@1 c@1").Resource, nic: stock(false, "x@0").Resource})
 	if want := "container main requests 2 vendor.com/gpu (free by NUMA node: 1 on 0, 2 on 1) and 1 vendor.com/nic (free by NUMA node: 1 on 0), " +
 		"which cannot be allocated on one NUMA node, as topology.policy single-numa-node requires"; no == nil || no.Message != want {
 		t.Errorf("%v, want %q", no, want)
@@ -299,7 +314,7 @@ func TestMismatchIsExplained(t *testing.T) {
 
 // big returns a plan input with 2^64 sets of nodes, which the kubelet's full enumeration would never finish.
 func big(kinds, nodes, devices int) (Input, Resources) {
-	from := Resources{}
+	l := newLedger()
 	w := Input{Preferences: Preferences{}, Topology: Topology{Policy: BestEffort}}
 	w.Demand.Demands = []device.Demand{{Container: device.Container{Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{}}}
 	for r := range kinds {
@@ -308,16 +323,15 @@ func big(kinds, nodes, devices int) (Input, Resources) {
 		for i := range all {
 			all[i] = device.Device{ID: device.ID(fmt.Sprintf("device-%06d", i)), Healthy: true, NUMA: []int{i % nodes}}
 		}
-		p := from.of(name)
-		p.Accept(device.Offer{Reported: true}, NewListing(all, nil, Ordering{}, nil))
+		l.Accept(name, device.Offer{Reported: true}, ledger.NewListing(all, nil, ledger.Ordering{}, nil))
 		for i := range all {
 			if (i/nodes+i)%(r+2) != 0 { // most are taken, each resource in a way of its own
-				p.Take([]device.ID{all[i].ID}, "others")
+				hold(l, name, []device.ID{all[i].ID}, "others")
 			}
 		}
-		w.Demand.Demands[0].Wants[name] = p.freeCount / 2
+		w.Demand.Demands[0].Wants[name] = l.Resources[name].FreeCount() / 2
 	}
-	return w, from
+	return w, l.Resources
 }
 
 // On a machine of 64 nodes a plan ends, with a choice as good as possible.
@@ -342,14 +356,14 @@ func TestManyNodes(t *testing.T) {
 // earlier ones fails. If the last containers could be served alone, the plan finds out even later.
 func vain(devices, nodes, containers int, alone bool) (Input, Resources) {
 	const aux device.ResourceName = "vendor.com/aux"
-	from := Resources{}
+	l := newLedger()
 	w := Input{Preferences: Preferences{}, Topology: Topology{Policy: SingleNUMA}}
 	stock := func(r device.ResourceName, n int, near func(i int) int) {
 		all := make([]device.Device, n)
 		for i := range all {
 			all[i] = device.Device{ID: device.ID(fmt.Sprintf("device-%06d", i)), Healthy: true, NUMA: []int{near(i)}}
 		}
-		from.of(r).Accept(device.Offer{Reported: true, Prefers: true}, NewListing(all, nil, Ordering{}, nil))
+		l.Accept(r, device.Offer{Reported: true, Prefers: true}, ledger.NewListing(all, nil, ledger.Ordering{}, nil))
 	}
 	add := func(wants map[device.ResourceName]int) {
 		c := device.Container{Name: fmt.Sprintf("c%02d", len(w.Demand.Demands))}
@@ -367,7 +381,7 @@ func vain(devices, nodes, containers int, alone bool) (Input, Resources) {
 	} else {
 		add(map[device.ResourceName]int{nic: 2})
 	}
-	return w, from
+	return w, l.Resources
 }
 
 // A plan that cannot succeed also ends after a bounded amount of work: the runtime's questions wait for it. The test measures
@@ -416,11 +430,12 @@ func BenchmarkPlanOne(b *testing.B) {
 					}
 				}
 				for r := range w.Demand.Demands[0].Wants {
-					from[r] = NewResource()
-					from[r].Accept(device.Offer{Reported: true}, NewListing(all, nil, Ordering{}, nil))
+					l := newLedger()
+					l.Accept(r, device.Offer{Reported: true}, ledger.NewListing(all, nil, ledger.Ordering{}, nil))
 					for _, d := range all[:devices-1] { // all but the last one are taken
-						from[r].Take([]device.ID{d.ID}, "others")
+						hold(l, r, []device.ID{d.ID}, "others")
 					}
+					from[r] = l.Resources[r]
 					w.Demand.Demands[0].Wants[r] = 1
 				}
 				for b.Loop() {
@@ -484,7 +499,7 @@ func TestPlan_Refused_BusyIfOthersHaveTheDevices(t *testing.T) {
 				in.Demand.Demands = append(in.Demand.Demands, asks(text))
 			}
 			if c.gpu != "" {
-				from[gpu] = stock(false, c.gpu)
+				from[gpu] = stock(false, c.gpu).Resource
 			}
 			if _, no := Plan(in, from); no == nil || no.Reason != c.reason || no.Busy != c.busy {
 				t.Errorf("%+v, want %s, busy %v", no, c.reason, c.busy)

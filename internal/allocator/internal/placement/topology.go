@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sort"
 	"strings"
+
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 )
 
 // A Policy selects the handling of a container whose devices cannot be near each other. The values and their meaning are
@@ -55,8 +57,8 @@ type place struct {
 type need struct {
 	want   int
 	places []place
-	must   [][]int // the nodes of each certain device that has a place
-	order  Order   // Pack: nodes with few devices come first; Spread: those with many; else by number
+	must   [][]int      // the nodes of each certain device that has a place
+	order  ledger.Order // Pack: nodes with few devices come first; Spread: those with many; else by number
 }
 
 // Counts returns the number of available devices by NUMA node, for messages.
@@ -194,7 +196,7 @@ func (s *search) sortNodes() {
 		}
 	}
 	sign := 1
-	if s.needs[i].order == Spread {
+	if s.needs[i].order == ledger.Spread {
 		sign = -1
 	}
 	slices.SortStableFunc(s.nodes, func(a, b int) int { return sign * (available[a] - available[b]) })

@@ -10,7 +10,9 @@ import (
 	"regexp"
 	"slices"
 	"testing"
+	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -22,14 +24,13 @@ type world struct {
 	taken   map[device.ResourceName]map[device.ID]bool
 	prefers map[device.ResourceName]bool
 	refused map[device.ResourceName]map[device.ID]int // needMode often
-	order   map[device.ResourceName]Ordering
+	order   map[device.ResourceName]ledger.Ordering
 	freed   map[device.ResourceName][]device.ID // in this order
 }
 
 func (w world) resources() Resources {
-	rs := Resources{}
+	l := newLedger()
 	for r, devices := range w.devices {
-		p := rs.of(r)
 		// A device that is cordoned is, to a plan, as one that is not healthy.
 		devices, cordons := slices.Clone(devices), map[device.ID]device.Cordon{}
 		for i, d := range devices {
@@ -37,18 +38,19 @@ func (w world) resources() Resources {
 				devices[i].Healthy, cordons[d.ID] = true, device.Cordon{}
 			}
 		}
-		p.Accept(device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, Reported: true, Prefers: w.prefers[r]}, NewListing(devices, cordons, w.order[r], nil))
+		l.Accept(r, device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, Reported: true, Prefers: w.prefers[r]}, ledger.NewListing(devices, cordons, w.order[r], nil))
 		for _, id := range w.freed[r] {
-			p.Take([]device.ID{id}, "gone")
-			p.Used([]device.ID{id})
-			p.Release([]device.ID{id}, "gone")
+			hold(l, r, []device.ID{id}, "gone")
+			l.Release("gone", ledger.Devices{r: {id}})
 		}
-		p.Take(slices.Sorted(maps.Keys(w.taken[r])), "others")
+		hold(l, r, slices.Sorted(maps.Keys(w.taken[r])), "others")
 		for id, times := range w.refused[r] {
-			p.refused[id] = refusal{times: times}
+			for range times {
+				l.Refuse(r, id, 1, "no", ledger.Suspected, time.Now())
+			}
 		}
 	}
-	return rs
+	return l.Resources
 }
 
 type twin struct {
@@ -100,9 +102,9 @@ func (t *twin) nodes(resources []device.ResourceName, from map[device.ResourceNa
 		all = append(all, n)
 	}
 	for _, r := range resources {
-		if o := t.order[r]; t.placed(r) && o.Group == nil && (o.Order == Pack || o.Order == Spread) {
+		if o := t.order[r]; t.placed(r) && o.Group == nil && (o.Order == ledger.Pack || o.Order == ledger.Spread) {
 			slices.SortStableFunc(all, func(a, b int) int {
-				return map[Order]int{Pack: 1, Spread: -1}[o.Order] * (count(1<<a, from[r]) - count(1<<b, from[r]))
+				return map[ledger.Order]int{ledger.Pack: 1, ledger.Spread: -1}[o.Order] * (count(1<<a, from[r]) - count(1<<b, from[r]))
 			})
 			break
 		}
@@ -354,7 +356,7 @@ func (t *twin) choose(r device.ResourceName, limited, asked bool, advice []devic
 		for _, class := range [][]device.Device{good, others} {
 			given := map[string]int{}
 			for _, d := range t.devices[r] {
-				if t.order[r].Order == Spread && slices.Contains(ids, d.ID) {
+				if t.order[r].Order == ledger.Spread && slices.Contains(ids, d.ID) {
 					given[t.group(r, d)]++
 				}
 			}
@@ -427,7 +429,7 @@ func (t *twin) best(r device.ResourceName, from []device.Device, n int, given ma
 	}
 	better := func(a, b string) bool { return first[a] < first[b] } // of two groups
 	switch t.order[r].Order {
-	case Oldest:
+	case ledger.Oldest:
 		freed := func(d device.Device) int {
 			for i, id := range slices.Backward(t.freed[r]) {
 				if id == d.ID {
@@ -443,11 +445,11 @@ func (t *twin) best(r device.ResourceName, from []device.Device, n int, given ma
 			}
 		}
 		return at
-	case Spread:
+	case ledger.Spread:
 		better = func(a, b string) bool {
 			return given[a] < given[b] || given[a] == given[b] && (left[a] > left[b] || left[a] == left[b] && first[a] < first[b])
 		}
-	case Pack: // the smallest that suffices, else the largest, and from the one that was begun
+	case ledger.Pack: // the smallest that suffices, else the largest, and from the one that was begun
 		better = func(a, b string) bool {
 			open := func(g string) bool { return given[g] > 0 }
 			enough := func(g string) bool { return left[g] >= n }
@@ -474,7 +476,7 @@ func (t *twin) best(r device.ResourceName, from []device.Device, n int, given ma
 // group names the group of a device.
 func (t *twin) group(r device.ResourceName, d device.Device) string {
 	switch o := t.order[r]; {
-	case o.Order == "" || o.Order == Lowest:
+	case o.Order == "" || o.Order == ledger.Lowest:
 		return ""
 	case o.Group == nil:
 		return fmt.Sprint(d.NUMA)
@@ -487,14 +489,14 @@ func id(i int) device.ID { return device.ID(fmt.Sprintf("%c%02d", 'a'+i/3, i)) }
 
 func randomWorld(random *rand.Rand) (world, Input) {
 	w := world{map[device.ResourceName][]device.Device{}, map[device.ResourceName]map[device.ID]bool{}, map[device.ResourceName]bool{},
-		map[device.ResourceName]map[device.ID]int{}, map[device.ResourceName]Ordering{}, map[device.ResourceName][]device.ID{}}
+		map[device.ResourceName]map[device.ID]int{}, map[device.ResourceName]ledger.Ordering{}, map[device.ResourceName][]device.ID{}}
 	refusing := random.IntN(3) == 0
 	resources := []device.ResourceName{"v.com/a", "v.com/b", "v.com/c"}[:1+random.IntN(3)]
 	for _, r := range resources {
 		places := random.IntN(4) // 0: this resource has none
 		w.taken[r], w.refused[r] = map[device.ID]bool{}, map[device.ID]int{}
 		w.prefers[r] = random.IntN(3) == 0
-		w.order[r] = Ordering{[]Order{"", Lowest, Pack, Pack, Spread, Spread, Oldest}[random.IntN(7)], []*regexp.Regexp{nil, byLetter}[random.IntN(2)]}
+		w.order[r] = ledger.Ordering{Order: []ledger.Order{"", ledger.Lowest, ledger.Pack, ledger.Pack, ledger.Spread, ledger.Spread, ledger.Oldest}[random.IntN(7)], Group: []*regexp.Regexp{nil, byLetter}[random.IntN(2)]}
 		for range random.IntN(12) {
 			w.freed[r] = append(w.freed[r], id(random.IntN(9)))
 		}

@@ -1,4 +1,4 @@
-package holdings
+package ledger_test
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -24,7 +25,7 @@ func TestRandomWorlds_HardwareIsGivenOnce(t *testing.T) {
 			if err := w.check(); err != nil {
 				t.Fatalf("world %d, step %d, %s: %v", seed, step, did, err)
 			}
-			withheld += w.pool().WithheldCount()
+			withheld += w.resource().WithheldCount()
 		}
 	}
 	if withheld == 0 {
@@ -37,7 +38,7 @@ const worldly device.ResourceName = "vendor.example/device"
 // A renaming is a world of hardware, the names under which a plugin lists it, and pods that hold some of it.
 type renaming struct {
 	*rand.Rand
-	pools   Resources
+	ledger  *ledger.Ledger
 	clock   int64
 	names   int                 // that have been used
 	cards   []string            // the physical devices' names; a card may be unplugged
@@ -55,7 +56,7 @@ type renaming struct {
 
 func newRenaming(seed uint64) *renaming {
 	w := &renaming{
-		Rand: rand.New(rand.NewPCG(seed, 3)), pools: Resources{}, hidden: map[string]bool{}, of: map[device.ID]int{},
+		Rand: rand.New(rand.NewPCG(seed, 3)), ledger: ledger.New(nil, false, nil), hidden: map[string]bool{}, of: map[device.ID]int{},
 		known: map[device.ID]int64{}, former: map[device.ID]int64{}, listed: map[[2]device.ID]bool{},
 		granted: map[device.ID]int64{}, holders: map[device.ID]device.PodUID{},
 	}
@@ -66,7 +67,7 @@ func newRenaming(seed uint64) *renaming {
 	return w
 }
 
-func (w *renaming) pool() *Resource { return w.pools.Of(worldly) }
+func (w *renaming) resource() *ledger.Resource { return w.ledger.Of(worldly) }
 
 func (w *renaming) name() string {
 	w.names++
@@ -158,9 +159,9 @@ func (w *renaming) list() {
 			w.listed[[2]device.ID{a, b}] = true
 		}
 	}
-	p := w.pool()
-	p.Accept(device.Offer{Reported: true, State: device.Serving, Inventory: device.Inventory{Resource: worldly, Devices: devices}},
-		placement.NewListing(devices, nil, placement.Ordering{}, p.Listing()))
+	r := w.resource()
+	r.Accept(device.Offer{Reported: true, State: device.Serving, Inventory: device.Inventory{Resource: worldly, Devices: devices}},
+		ledger.NewListing(devices, nil, ledger.Ordering{}, r.Listing()))
 	w.withhold()
 }
 
@@ -171,7 +172,7 @@ func (w *renaming) withhold() {
 			unlisted[id] = at
 		}
 	}
-	w.pool().Withhold(unlisted)
+	w.resource().Withhold(unlisted)
 }
 
 func (w *renaming) start(n int) string {
@@ -179,14 +180,14 @@ func (w *renaming) start(n int) string {
 	uid := device.PodUID(fmt.Sprint(w.pods))
 	d := device.PodDemand{Pod: device.Pod{UID: uid}, Admitted: true, Demands: []device.Demand{
 		{Container: device.Container{Pod: uid, Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{worldly: n}}}}
-	got, no := placement.Plan(placement.Input{Demand: d}, placement.Resources{worldly: w.pool().Resource})
+	got, no := placement.Plan(placement.Input{Demand: d}, placement.Resources{worldly: w.resource()})
 	if no != nil {
 		return "no room for a pod"
 	}
 	ids := got.Choices["main"][worldly]
-	w.pools.Request(d, 1)
-	w.pool().Take(ids, uid)
+	w.ledger.Request(d, 1)
 	for _, id := range ids {
+		w.resource().Take(id, uid)
 		w.granted[id], w.holders[id] = w.clock, uid
 	}
 	return fmt.Sprintf("pod %s is given %v", uid, ids)
@@ -199,9 +200,9 @@ func (w *renaming) end(uid device.PodUID) {
 			ids = append(ids, id)
 		}
 	}
-	p := w.pool()
-	p.Requests, p.admitted = p.Requests-len(ids), p.admitted-len(ids)
-	p.Release(ids, uid)
+	r := w.resource()
+	r.AddRequests(-len(ids))
+	r.Release(ids, uid)
 	for _, id := range ids {
 		delete(w.holders, id)
 		delete(w.granted, id)
@@ -220,7 +221,7 @@ func (w *renaming) inUse(id device.ID) bool {
 }
 
 func (w *renaming) check() error {
-	p := w.pool()
+	r := w.resource()
 	for a, first := range w.holders {
 		for b, second := range w.holders {
 			if first != second && w.of[a] == w.of[b] && !w.listed[[2]device.ID{a, b}] {
@@ -229,13 +230,13 @@ func (w *renaming) check() error {
 		}
 	}
 	most := len(w.holders)
-	for _, d := range p.Listing().Devices() {
+	for _, d := range r.Listing().Devices() {
 		if _, held := w.holders[d.ID]; !held && !w.inUse(d.ID) {
 			most++
 		}
 	}
-	if n := p.Capacity(0, 0, true); n > max(most, p.admitted) {
+	if n := r.Capacity(0, 0, true); n > max(most, r.Admitted()) {
 		return fmt.Errorf("the Node shows %d devices, and there are %d", n, most)
 	}
-	return p.Check()
+	return r.Check()
 }

@@ -1,4 +1,4 @@
-package placement
+package ledger
 
 import (
 	"maps"
@@ -8,7 +8,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
-// A View is one resource's devices at one moment: shared immutable values, and copies of the rest. The caller adds the exported fields.
+// A View is one resource's devices at one moment. The caller adds the exported fields.
 type View struct {
 	Cordons  map[device.ID]device.Cordon
 	Failures map[device.ID]device.Failures
@@ -16,28 +16,22 @@ type View struct {
 	Claims   map[device.ID][]device.PodUID // the pods for which the scheduler has chosen devices
 	Awaited  bool                          // a pod waits for devices that the scheduler has not chosen, and may be assigned any free one
 
-	resource    device.ResourceName
-	taken       map[device.ID]device.PodUID
-	sharers     map[device.ID][]device.PodUID
-	state       device.OfferState
-	listing     *Listing
-	quarantined map[device.ID]bool
-	releasing   map[device.ID]*device.Release
-	withheld    bitset
-	vanished    map[device.ID]bool
-	refused     map[device.ID]refusal
+	name device.ResourceName
+	of   *Resource // a copy of what the states depend on
 }
 
 // View returns a view of what the Resource knows.
-func (p *Resource) View(r device.ResourceName) View {
-	return View{resource: r, taken: maps.Clone(p.taken), sharers: maps.Clone(p.sharers), state: p.offer.State, listing: p.listing, quarantined: maps.Clone(p.quarantined),
-		releasing: maps.Collect(p.unproved()), withheld: p.withheld, vanished: maps.Clone(p.vanished), refused: maps.Clone(p.refused)}
+func (r *Resource) View(name device.ResourceName) *View {
+	return &View{name: name, of: &Resource{
+		offer: r.offer, listing: r.listing, holders: holders{maps.Clone(r.taken), maps.Clone(r.sharers), maps.Clone(r.quarantined), maps.Clone(r.releasing)},
+		unclear: unclear{withheld: r.withheld, vanished: maps.Clone(r.vanished)}, answers: answers{refused: maps.Clone(r.refused)},
+	}}
 }
 
 // Statuses returns each device, in the order of the names, with the pod that has it.
-func (v View) Statuses(pods *device.Snapshot) []device.DeviceStatus {
+func (v *View) Statuses(pods *device.Snapshot) []device.DeviceStatus {
 	holders := v.holders(pods)
-	all := lists.Map(v.listing.devices, func(d device.Device) device.DeviceStatus { return v.status(d, true, holders[d.ID]) })
+	all := lists.Map(v.of.listing.devices, func(d device.Device) device.DeviceStatus { return v.status(d, true, holders[d.ID]) })
 	unlisted := map[device.ID]bool{} // in use or cordoned
 	for id := range holders {
 		unlisted[id] = true
@@ -46,7 +40,7 @@ func (v View) Statuses(pods *device.Snapshot) []device.DeviceStatus {
 		unlisted[id] = true
 	}
 	for id := range unlisted {
-		if _, listed := v.listing.at[id]; !listed {
+		if !v.of.listing.Lists(id) {
 			all = append(all, v.status(device.Device{ID: id}, false, holders[id]))
 		}
 	}
@@ -55,17 +49,18 @@ func (v View) Statuses(pods *device.Snapshot) []device.DeviceStatus {
 }
 
 // holders returns the pods that have devices, with the containers that are assigned them, or run with them.
-func (v View) holders(pods *device.Snapshot) map[device.ID][]device.Holder {
-	all := make(map[device.ID][]device.Holder, len(v.taken))
-	for id, uid := range v.taken {
-		all[id] = []device.Holder{{Pod: device.Pod{UID: uid}}}
-		for _, other := range v.sharers[id] {
-			all[id] = append(all[id], device.Holder{Pod: device.Pod{UID: other}})
+func (v *View) holders(pods *device.Snapshot) map[device.ID][]device.Holder {
+	all := make(map[device.ID][]device.Holder, len(v.of.taken))
+	for id := range v.of.taken {
+		for uid := range v.of.Holders(id) {
+			all[id] = append(all[id], device.Holder{Pod: device.Pod{UID: uid}})
 		}
 	}
+	names := make(map[device.PodUID]device.Pod, len(pods.Pods))
 	for _, p := range pods.Pods {
+		names[p.Pod.UID] = p.Pod
 		for c, s := range device.Shares(p.Assignments) {
-			if s.Resource != v.resource {
+			if s.Resource != v.name {
 				continue
 			}
 			for _, id := range s.IDs {
@@ -75,10 +70,6 @@ func (v View) holders(pods *device.Snapshot) map[device.ID][]device.Holder {
 				}
 			}
 		}
-	}
-	names := make(map[device.PodUID]device.Pod, len(pods.Pods))
-	for _, p := range pods.Pods {
-		names[p.Pod.UID] = p.Pod
 	}
 	for id, has := range all {
 		for i, h := range has {
@@ -93,8 +84,8 @@ func (v View) holders(pods *device.Snapshot) map[device.ID][]device.Holder {
 	return all
 }
 
-func (v View) status(d device.Device, listed bool, holders []device.Holder) device.DeviceStatus {
-	s := device.DeviceStatus{Resource: v.resource, Device: d, Listed: listed, Vanished: v.vanished[d.ID]}
+func (v *View) status(d device.Device, listed bool, holders []device.Holder) device.DeviceStatus {
+	s := device.DeviceStatus{Resource: v.name, Device: d, Listed: listed, Vanished: v.of.vanished[d.ID]}
 	if len(holders) > 0 {
 		s.Holder, s.Sharers = &holders[0], holders[1:]
 	}
@@ -102,13 +93,13 @@ func (v View) status(d device.Device, listed bool, holders []device.Holder) devi
 		s.Cordon = &c
 	}
 	s.Failures, s.Failed = v.Failures[d.ID].Count, v.Failures[d.ID].Last
-	s.Release, s.Refusals = v.releasing[d.ID], v.refused[d.ID].shown()
+	s.Release, s.Refusals = v.of.ReleaseOf(d.ID), device.Refusals{Times: v.of.refused[d.ID].times, Why: v.of.refused[d.ID].why}
 	switch {
 	case s.Release != nil && s.Release.Busy:
 		s.State = device.Occupied
 	case s.Release != nil:
 		s.State = device.Releasing
-	case v.quarantined[d.ID]:
+	case v.of.quarantined[d.ID]:
 		s.State = device.Quarantined
 	case s.Holder != nil:
 		s.State = device.Assigned
@@ -116,9 +107,9 @@ func (v View) status(d device.Device, listed bool, holders []device.Holder) devi
 		s.State = s.Cordon.State()
 	case !d.Healthy:
 		s.State = device.Unhealthy
-	case listed && v.withheld != nil && v.withheld.has(v.listing.at[d.ID]):
+	case v.of.Withheld(d.ID):
 		s.State = device.Withheld
-	case v.state != device.Serving:
+	case v.of.offer.State != device.Serving:
 		s.State = device.PluginAway
 	default:
 		s.State = device.Available
@@ -129,7 +120,7 @@ func (v View) status(d device.Device, listed bool, holders []device.Holder) devi
 }
 
 // claimed reports whether one of the pods that have a device has it by a claim or, if there are none, whether some pod waits for it so.
-func (v View) claimed(id device.ID, holders []device.Holder) bool {
+func (v *View) claimed(id device.ID, holders []device.Holder) bool {
 	by := v.Claims[id]
 	return len(by) > 0 && (len(holders) == 0 || slices.ContainsFunc(holders, func(h device.Holder) bool { return slices.Contains(by, h.Pod.UID) }))
 }

@@ -1,7 +1,8 @@
-package placement
+package ledger
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"time"
@@ -50,9 +51,16 @@ type refusal struct {
 // proved reports whether the device is refused, and not each request.
 func (was refusal) proved() bool { return was.counted >= manyRefusals && was.others >= was.fewest }
 
+// answers are what the plugin has answered to requests for devices.
+type answers struct {
+	refused map[device.ID]refusal       // lately
+	granted map[device.ID]device.PodUID // the pod to which the plugin has granted a listed or taken device last; none has been released since
+}
+
 // Refuse records a refusal of a device in a request for that many. It reports whether the device is out of service for it.
-func (p *Resource) Refuse(id device.ID, size int, why string, found Finding, now time.Time) (out bool) {
-	was := p.refused[id]
+func (l *Ledger) Refuse(name device.ResourceName, id device.ID, size int, why string, found Finding, now time.Time) (out bool) {
+	r := l.Resources[name]
+	was := r.refused[id]
 	if unusable := found == Lacking || found == Suspected; was.unusable != unusable {
 		was.unusable, was.others = unusable, 0
 	}
@@ -71,70 +79,81 @@ func (p *Resource) Refuse(id device.ID, size int, why string, found Finding, now
 	if was.paused.After(now) {
 		was.until = was.paused.Add(refusalMemory)
 	}
-	p.refused[id] = was
+	r.refused[id] = was
 	return out
 }
 
 // Grant records that the plugin has granted devices to a pod. It reports whether one of these was out of service.
-func (p *Resource) Grant(ids []device.ID, pod device.PodUID) (back bool) {
+func (l *Ledger) Grant(name device.ResourceName, ids []device.ID, pod device.PodUID) (back bool) {
+	r := l.Resources[name]
 	for _, id := range ids {
-		p.granted[id] = pod
+		r.granted[id] = pod
 	}
-	return p.succeeded(ids, false)
+	return r.succeeded(ids, false)
 }
 
 // Start records that a container has started with devices. It reports whether one of these was out of service.
-func (p *Resource) Start(ids []device.ID) (back bool) {
-	back = p.Pardon(ids...)
-	p.succeeded(ids, true)
-	return back
-}
-
-// succeeded ends the refusals of these devices that are unusable or not, and notes the success for all others. It reports whether one was out of service.
-func (p *Resource) succeeded(ids []device.ID, unusable bool) (back bool) {
-	for _, id := range ids {
-		if was, refused := p.refused[id]; refused && was.unusable == unusable {
-			back = p.Pardon(id) || back
-		}
-	}
-	for id, was := range p.refused {
-		if was.unusable == unusable && was.others < len(ids) {
-			was.others = len(ids)
-			p.refused[id] = was
-		}
-	}
+func (l *Ledger) Start(name device.ResourceName, ids []device.ID) (back bool) {
+	back = l.Pardon(name, ids...)
+	l.Resources[name].succeeded(ids, true)
 	return back
 }
 
 // Pardon forgets the refusals of devices. It reports whether one of these was out of service.
-func (p *Resource) Pardon(ids ...device.ID) (back bool) {
+func (l *Ledger) Pardon(name device.ResourceName, ids ...device.ID) (back bool) {
+	return l.Of(name).pardon(ids...)
+}
+
+// ForgetRefusals forgets the refusals that have expired.
+func (l *Ledger) ForgetRefusals(name device.ResourceName, now time.Time) {
+	maps.DeleteFunc(l.Resources[name].refused, func(_ device.ID, was refusal) bool { return now.After(was.until) })
+}
+
+// succeeded ends the refusals of these devices that are unusable or not, and notes the success for all others. It reports whether one was out of service.
+func (a *answers) succeeded(ids []device.ID, unusable bool) (back bool) {
 	for _, id := range ids {
-		back = back || !p.refused[id].paused.IsZero()
-		delete(p.refused, id)
+		if was, refused := a.refused[id]; refused && was.unusable == unusable {
+			back = a.pardon(id) || back
+		}
+	}
+	for id, was := range a.refused {
+		if was.unusable == unusable && was.others < len(ids) {
+			was.others = len(ids)
+			a.refused[id] = was
+		}
 	}
 	return back
 }
 
-// ForgetRefusals forgets the refusals that have expired.
-func (p *Resource) ForgetRefusals(now time.Time) {
-	maps.DeleteFunc(p.refused, func(_ device.ID, was refusal) bool { return now.After(was.until) })
+// pardon forgets the refusals of devices. It reports whether one of these was out of service.
+func (a *answers) pardon(ids ...device.ID) (back bool) {
+	for _, id := range ids {
+		back = back || !a.refused[id].paused.IsZero()
+		delete(a.refused, id)
+	}
+	return back
 }
 
-// retryRefused ends all pauses: another process of the plugin may grant the devices. They are still chosen last.
-func (p *Resource) retryRefused() {
-	for id, was := range p.refused {
+// endPauses ends all pauses: another process of the plugin may grant the devices. They are still chosen last.
+func (a *answers) endPauses() {
+	for id, was := range a.refused {
 		was.paused = time.Time{}
-		p.refused[id] = was
+		a.refused[id] = was
 	}
 }
 
-// Refused returns the devices that are out of service because they are refused, as cordons, and when the first of them is tried again; zero: there is none.
-func (p *Resource) Refused(r device.ResourceName, now time.Time) (all []device.Cordon, next time.Time) {
-	for id, was := range p.refused {
+// GrantedLast reports whether the plugin has granted each of these devices last to this pod, and none has been released since.
+func (a *answers) GrantedLast(ids []device.ID, pod device.PodUID) bool {
+	return !slices.ContainsFunc(ids, func(id device.ID) bool { return a.granted[id] != pod })
+}
+
+// Paused returns the devices that are out of service because they are refused, as cordons, and when the first of them is tried again; zero: there is none.
+func (a *answers) Paused(name device.ResourceName, now time.Time) (all []device.Cordon, next time.Time) {
+	for id, was := range a.refused {
 		if !now.Before(was.paused) {
 			continue
 		}
-		all = append(all, device.Cordon{Resource: r, ID: id, Suspended: true, Refused: true, Since: was.paused.Add(-was.pause), Until: was.paused,
+		all = append(all, device.Cordon{Resource: name, ID: id, Suspended: true, Refused: true, Since: was.paused.Add(-was.pause), Until: was.paused,
 			Reason: fmt.Sprintf("refused %d times in a row, tried again at %s: %s", was.times, was.paused.UTC().Format(time.RFC3339), was.why)})
 		next = loops.Earliest(next, was.paused)
 	}
@@ -142,12 +161,14 @@ func (p *Resource) Refused(r device.ResourceName, now time.Time) (all []device.C
 	return all, next
 }
 
-// Refuses reports whether a device is refused, in or out of service.
-func (p *Resource) Refuses(id device.ID) bool { return p.refused[id].proved() }
+func (a *answers) AnyRefused() bool              { return len(a.refused) > 0 }     // lately
+func (a *answers) Refused() iter.Seq[device.ID]  { return maps.Keys(a.refused) }   // lately
+func (a *answers) TimesRefused(id device.ID) int { return a.refused[id].times }    // in a row
+func (a *answers) Refuses(id device.ID) bool     { return a.refused[id].proved() } // the plugin refuses the device and not each request, in or out of service
 
-// AllRefused returns the devices that are refused, in or out of service, ascending.
-func (p *Resource) AllRefused() (ids []device.ID) {
-	for id, was := range p.refused {
+// AllRefused returns the devices of which Refuses is true, ascending.
+func (a *answers) AllRefused() (ids []device.ID) {
+	for id, was := range a.refused {
 		if was.proved() {
 			ids = append(ids, id)
 		}
@@ -157,15 +178,12 @@ func (p *Resource) AllRefused() (ids []device.ID) {
 }
 
 // UnrefusedCount returns the number of free devices that have not been refused lately.
-func (p *Resource) UnrefusedCount(now time.Time) int {
-	n := p.freeCount
-	for id, was := range p.refused {
-		if i, listed := p.listing.at[id]; listed && p.free.has(i) && now.Before(was.until) {
+func (r *Resource) UnrefusedCount(now time.Time) int {
+	n := r.freeCount
+	for id, was := range r.refused {
+		if i, listed := r.listing.At(id); listed && r.free.Has(i) && now.Before(was.until) {
 			n--
 		}
 	}
 	return n
 }
-
-// shown returns what readers see of a device's refusals.
-func (was refusal) shown() device.Refusals { return device.Refusals{Times: was.times, Why: was.why} }

@@ -1,14 +1,13 @@
-package holdings
+package ledger
 
 import (
 	"log/slog"
 	"testing"
 
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// knownPods are the allocator of a Table: pods' assignments, and how often it has been told of free devices.
+// knownPods are the allocator of a Ledger: pods' assignments, and how often it has been told of free devices.
 type knownPods struct {
 	assigned map[device.PodUID][]device.Assignment
 	freed    int
@@ -24,27 +23,25 @@ func (k *knownPods) Freed(device.ResourceName)                      { k.freed++ 
 func TestWithhold_ReleasedWhileWithheld_IsFreedLater(t *testing.T) {
 	const r device.ResourceName = "vendor.example/device"
 	pods := &knownPods{assigned: map[device.PodUID][]device.Assignment{}}
-	table := New(pods, slog.New(slog.DiscardHandler))
+	l := New(pods, false, slog.New(slog.DiscardHandler))
 	list := func(devices ...device.Device) {
-		p := table.Resources.Of(r)
-		p.Accept(device.Offer{Reported: true, State: device.Serving, Inventory: device.Inventory{Resource: r, Devices: devices}},
-			placement.NewListing(devices, nil, placement.Ordering{}, p.Listing()))
-		table.Withhold(r)
+		l.Accept(r, device.Offer{Reported: true, State: device.Serving, Inventory: device.Inventory{Resource: r, Devices: devices}},
+			NewListing(devices, nil, Ordering{}, l.Of(r).Listing()))
 	}
 	former, next := device.Device{ID: "former", Healthy: true}, device.Device{ID: "next", Healthy: true, Added: 5}
 	list(former, next)
-	table.Hold("a", map[string]device.Choice{"main": {r: {"former"}}})
-	failing := table.Hold("b", map[string]device.Choice{"main": {r: {"next"}}})
+	l.Hold("a", map[string]device.Choice{"main": {r: {"former"}}})
+	failing := l.Hold("b", map[string]device.Choice{"main": {r: {"next"}}})
 	list(next)
-	table.Release("b", failing)
-	if n := table.Resources[r].FreeCount(); n != 0 {
+	l.EndHold("b", failing)
+	if n := l.Resources[r].FreeCount(); n != 0 {
 		t.Fatalf("%d devices are free while the time of a grant is not known", n)
 	}
 	pods.assigned["a"] = []device.Assignment{{
 		Container: device.Container{Pod: "a", Name: "main"}, Shares: []device.Share{{Resource: r, IDs: []device.ID{"former"}, At: 6}},
 	}}
-	table.Withhold(r)
-	if n := table.Resources[r].FreeCount(); n != 1 || pods.freed != 1 {
+	l.Withhold(r)
+	if n := l.Resources[r].FreeCount(); n != 1 || pods.freed != 1 {
 		t.Errorf("%d devices are free, and the allocator has heard it %d times; want 1 and 1", n, pods.freed)
 	}
 }
