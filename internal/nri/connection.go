@@ -173,7 +173,7 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 		hook = n.config.Claims.SetHook
 	}
 	var reports locks.Mutex[locks.RuntimeReports] // guards over, and makes the loss of the connection the last report of it
-	over := false                       // a list that is handled longer than the connection lasts counts for nothing
+	over := false                                 // a list that is handled longer than the connection lasts counts for nothing
 	defer func() {
 		conn.Close()
 		reports.Lock()
