@@ -202,10 +202,10 @@ type outOfService struct {
 type falling struct {
 	flapping       map[device.ResourceName]*flapping.Log
 	downturns      map[device.ResourceName]*downturn
-	falls          uint64             // number of changes of records so far
-	unsavedFalls   map[suspect]uint64 // devices whose records are not on disk, by the number of their latest changes
-	fallsErr       bool               // the latest write of them has failed
-	suspensionsDue time.Time          // when a suspension ends or a record expires; zero: not known
+	falls          uint64                // number of changes of records so far
+	unsavedFalls   map[device.Key]uint64 // devices whose records are not on disk, by the number of their latest changes
+	fallsErr       bool                  // the latest write of them has failed
+	suspensionsDue time.Time             // when a suspension ends or a record expires; zero: not known
 }
 
 // New returns an Allocator with the state file's content. Run starts it.
@@ -230,7 +230,7 @@ func New(c Config) *Allocator {
 		runtimeReport: runtimeReport{running: containers.Containers{}},
 		writes:        writes{unsaved: map[device.PodUID]*pod{}},
 		outOfService:  outOfService{cordons: device.Cordons{}, declared: device.Cordons{}, suspended: device.Cordons{}, inForce: device.Cordons{}},
-		falling:       falling{flapping: map[device.ResourceName]*flapping.Log{}, downturns: map[device.ResourceName]*downturn{}, unsavedFalls: map[suspect]uint64{}},
+		falling:       falling{flapping: map[device.ResourceName]*flapping.Log{}, downturns: map[device.ResourceName]*downturn{}, unsavedFalls: map[device.Key]uint64{}},
 	}
 	a.ledger = ledger.New(ledgerView{a}, c.FailUnlisted, c.Log)
 	for _, r := range c.Retired {

@@ -46,7 +46,7 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 	var falls []device.Falls
 	a.mu.Lock()
 	for _, d := range devices {
-		if rec, known := a.fallsLocked(suspect{d.Resource, d.ID}); known {
+		if rec, known := a.fallsLocked(device.Key{Resource: d.Resource, ID: d.ID}); known {
 			falls = append(falls, rec)
 		}
 		if c, cordoned := a.cordons[d.Resource][d.ID]; cordoned {

@@ -34,12 +34,6 @@ type fall struct {
 	at time.Time
 }
 
-// A suspect names a device with a record of falls.
-type suspect struct {
-	resource device.ResourceName
-	id       device.ID
-}
-
 // fallen returns the devices that a list shows as unhealthy and the list before as healthy.
 func fallen(before *ledger.Listing, now []device.Device) (all []device.ID) {
 	for _, d := range now {
@@ -155,7 +149,7 @@ func (a *Allocator) Examined(r device.ResourceName, id device.ID, objection stri
 	if !a.examinableLocked(r, id) {
 		return
 	}
-	before, _ := a.fallsLocked(suspect{r, id})
+	before, _ := a.fallsLocked(device.Key{Resource: r, ID: id})
 	l := a.logOf(r, now)
 	changed, gone := l.Object(r, id, objection, now)
 	if gone != "" {
@@ -173,7 +167,7 @@ func (a *Allocator) Examined(r device.ResourceName, id device.ID, objection stri
 // recordLocked has the record of a device written.
 func (a *Allocator) recordLocked(r device.ResourceName, id device.ID) {
 	a.falls++
-	a.unsavedFalls[suspect{r, id}] = a.falls
+	a.unsavedFalls[device.Key{Resource: r, ID: id}] = a.falls
 	a.suspensionsDue = time.Time{}
 	a.scheduleWriteLocked(0)
 }
@@ -197,13 +191,13 @@ func (a *Allocator) writeFalls() {
 func (a *Allocator) commitFalls() error {
 	a.mu.Lock()
 	var save, forget []device.Falls
-	saving := map[suspect]uint64{}
-	for s, number := range a.unsavedFalls {
-		saving[s] = number
-		if rec, known := a.fallsLocked(s); known {
+	saving := map[device.Key]uint64{}
+	for d, number := range a.unsavedFalls {
+		saving[d] = number
+		if rec, known := a.fallsLocked(d); known {
 			save = append(save, rec)
 		} else {
-			forget = append(forget, device.Falls{Resource: s.resource, ID: s.id})
+			forget = append(forget, device.Falls{Resource: d.Resource, ID: d.ID})
 		}
 	}
 	a.mu.Unlock()
@@ -216,9 +210,9 @@ func (a *Allocator) commitFalls() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.fallsErr = false
-	for s, number := range saving {
-		if a.unsavedFalls[s] == number { // it has not changed meanwhile
-			delete(a.unsavedFalls, s)
+	for d, number := range saving {
+		if a.unsavedFalls[d] == number { // it has not changed meanwhile
+			delete(a.unsavedFalls, d)
 		}
 	}
 	a.suspensionsDue = time.Time{}
@@ -227,9 +221,9 @@ func (a *Allocator) commitFalls() error {
 }
 
 // fallsLocked returns the record of a device.
-func (a *Allocator) fallsLocked(s suspect) (device.Falls, bool) {
-	if l := a.flapping[s.resource]; l != nil {
-		return l.Record(s.id)
+func (a *Allocator) fallsLocked(d device.Key) (device.Falls, bool) {
+	if l := a.flapping[d.Resource]; l != nil {
+		return l.Record(d.ID)
 	}
 	return device.Falls{}, false
 }
@@ -256,7 +250,7 @@ func (a *Allocator) suspendLocked(now time.Time, recalled bool) (next time.Time)
 			}
 			all.Add(slices.DeleteFunc(l.Suspensions(now), func(c device.Cordon) bool {
 				_, inForce := before[r][c.ID]
-				return !inForce && a.unsavedFalls[suspect{r, c.ID}] != 0
+				return !inForce && a.unsavedFalls[device.Key{Resource: r, ID: c.ID}] != 0
 			})...)
 		}
 		ended, begun := before.Without(all), all.Without(before)

@@ -149,3 +149,9 @@ func Summary(all []Assignment) map[string]string {
 	}
 	return s
 }
+
+// A Key identifies a device on the node: IDs are unique within a resource only.
+type Key struct {
+	Resource ResourceName
+	ID       ID
+}

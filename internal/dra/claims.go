@@ -106,7 +106,7 @@ type claimingPod struct {
 	claims   map[string]claim                       // by name, those that have been read
 	unread   []string                               // the names of the others; replaced, never edited
 	users    map[string]map[string]device.Container // the first container that uses a request of a claim, by the claim's name and the request
-	found    map[result]found                       // the devices of results, once they have been listed
+	found    map[result]device.Key                  // the devices of results, once they have been listed
 	problem  string                                 // why the rest has not
 	tries    loops.Backoff                          // of reading them
 	due      time.Time                              // when to read next
@@ -161,12 +161,6 @@ func (c claim) requests() (all []device.ClaimRequest) {
 type result struct {
 	request, pool, device string
 	admin                 bool
-}
-
-// found is the device of a result.
-type found struct {
-	resource device.ResourceName
-	id       device.ID
 }
 
 // NewClaims returns Claims. Run makes them read.
@@ -230,7 +224,7 @@ func (c *Claims) Changed() <-chan struct{} {
 }
 
 func newClaimingPod() *claimingPod {
-	return &claimingPod{claims: map[string]claim{}, found: map[result]found{}, tries: loops.Backoff{First: firstRead, Last: lastRead}}
+	return &claimingPod{claims: map[string]claim{}, found: map[result]device.Key{}, tries: loops.Backoff{First: firstRead, Last: lastRead}}
 }
 
 func (c *Claims) changedLocked() {
@@ -569,7 +563,7 @@ func (c *Claims) resolveContainer(p *claimingPod, d device.Demand) device.Demand
 					p.found[one] = chosen
 				}
 			}
-			r, id := chosen.resource, chosen.id
+			r, id := chosen.Resource, chosen.ID
 			if !listed {
 				p.waits = true
 				block(device.DeviceGone, "the scheduler has chosen device %s of pool %s in ResourceClaim %s, which no device plugin lists", one.device, one.pool, use.Claim)
@@ -627,16 +621,16 @@ func (r result) base() string {
 }
 
 // find returns the device that a result names; false: it is not listed.
-func (c *Claims) find(one result) (found, bool) {
+func (c *Claims) find(one result) (device.Key, bool) {
 	r := c.resourceOf(one.pool)
 	all := c.listed(r)[one.device]
 	switch at := slices.IndexFunc(all, func(id device.ID) bool { return c.Pool(r, id) == one.pool }); {
 	case at >= 0:
-		return found{r, all[at]}, true
+		return device.Key{Resource: r, ID: all[at]}, true
 	case len(all) == 1: // it has another place since it returned to its plugin's list
-		return found{r, all[0]}, true
+		return device.Key{Resource: r, ID: all[0]}, true
 	}
-	return found{}, false
+	return device.Key{}, false
 }
 
 // resourceOf returns the listed resource of a pool; empty: there is none.
@@ -686,7 +680,7 @@ func (c *Claims) devices(of claim) (all []cdi.Device) {
 	defer c.mu.Unlock()
 	for _, one := range of.results {
 		chosen, _ := c.find(one)
-		all = append(all, cdi.Device{Request: one.base(), Name: one.device, Resource: chosen.resource, ID: chosen.id})
+		all = append(all, cdi.Device{Request: one.base(), Name: one.device, Resource: chosen.Resource, ID: chosen.ID})
 	}
 	c.index = index{}
 	return all

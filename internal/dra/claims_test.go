@@ -593,7 +593,7 @@ func TestClaims_NamesOfPools(t *testing.T) {
 	w, c := newWorld(t)
 	w.devices = map[device.ResourceName][]device.ID{gpu: {"GPU-1"}, "a.example/GPU_big": {"GPU-1"}}
 	for _, r := range []device.ResourceName{gpu, "a.example/GPU_big"} {
-		if got, known := c.find(result{pool: PoolName("n1", r, 3), device: Name("GPU-1")}); !known || got != (found{r, "GPU-1"}) {
+		if got, known := c.find(result{pool: PoolName("n1", r, 3), device: Name("GPU-1")}); !known || got != (device.Key{Resource: r, ID: "GPU-1"}) {
 			t.Errorf("%s: %v, %v", r, got, known)
 		}
 	}

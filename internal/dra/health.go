@@ -70,7 +70,7 @@ type reported struct {
 // health returns the health of the devices that pods of this node have by claims.
 func (c *Claims) health() map[result]reported {
 	c.mu.Lock()
-	chosen := map[result]found{}
+	chosen := map[result]device.Key{}
 	for _, p := range c.pods {
 		for one, d := range p.found {
 			one.request, one.admin = "", false
@@ -81,14 +81,14 @@ func (c *Claims) health() map[result]reported {
 	statuses := map[device.ResourceName]map[device.ID]device.DeviceStatus{}
 	all := map[result]reported{}
 	for one, d := range chosen {
-		if statuses[d.resource] == nil {
-			statuses[d.resource] = map[device.ID]device.DeviceStatus{}
-			listed, _ := c.Inventory.Devices(d.resource)
+		if statuses[d.Resource] == nil {
+			statuses[d.Resource] = map[device.ID]device.DeviceStatus{}
+			listed, _ := c.Inventory.Devices(d.Resource)
 			for _, status := range listed {
-				statuses[d.resource][status.ID] = status
+				statuses[d.Resource][status.ID] = status
 			}
 		}
-		status, known := statuses[d.resource][d.id]
+		status, known := statuses[d.Resource][d.ID]
 		switch {
 		case status.Vanished:
 			all[one] = reported{health.HealthStatus_UNHEALTHY, "its device plugin has stopped listing it"}

@@ -8,20 +8,15 @@ import (
 )
 
 // An Index finds the devices assigned to pods, and remembers what it has looked up: a pod may have many devices and containers.
-type Index map[device.PodUID]map[resourceDevice]bool
-
-type resourceDevice struct {
-	resource device.ResourceName
-	id       device.ID
-}
+type Index map[device.PodUID]map[device.Key]bool
 
 // of returns the devices that a pod has been assigned.
-func (x Index) of(l *Ledger, pod device.PodUID) map[resourceDevice]bool {
+func (x Index) of(l *Ledger, pod device.PodUID) map[device.Key]bool {
 	if x[pod] == nil {
-		x[pod] = map[resourceDevice]bool{}
+		x[pod] = map[device.Key]bool{}
 		for _, s := range device.Shares(l.allocator.Assigned(pod)) {
 			for _, id := range s.IDs {
-				x[pod][resourceDevice{s.Resource, id}] = true
+				x[pod][device.Key{Resource: s.Resource, ID: id}] = true
 			}
 		}
 	}
@@ -51,7 +46,7 @@ func (l *Ledger) Quarantine(c device.Container, name device.ResourceName, ids []
 			unknown, strays = append(unknown, id), append(strays, id)
 		case !r.Has(id, c.Pod):
 			disputed = append(disputed, id)
-		case !own.of(l, c.Pod)[resourceDevice{name, id}]:
+		case !own.of(l, c.Pod)[device.Key{Resource: name, ID: id}]:
 			strays = append(strays, id)
 		}
 	}
