@@ -129,8 +129,8 @@ func (a *Allocator) DeclareCordons(cordons []device.Cordon) error {
 	return nil
 }
 
-// withdrawnLocked returns the cordoned devices of a resource that no pod has. They cannot be assigned.
-func (a *Allocator) withdrawnLocked(r device.ResourceName) map[device.ID]bool {
+// idleCordonedLocked returns the cordoned devices of a resource that no pod has. They cannot be assigned.
+func (a *Allocator) idleCordonedLocked(r device.ResourceName) map[device.ID]bool {
 	all := map[device.ID]bool{}
 	for id := range a.inForce[r] {
 		if !a.ledger.Of(r).IsTaken(id) {

@@ -48,11 +48,11 @@ func (d *daemon) addCluster() error {
 		d.node = nodestatus.New(node)
 	}
 	d.pods = pods.New(all)
-	d.release = kube.NewRelease(d.api, d.logFor("kube"))
+	d.serverVersion = kube.NewServerVersion(d.api, d.logFor("kube"))
 	d.add(
 		part{"pods", d.pods.Check, d.pods.Run},
 		part{"node", d.node.Check, d.node.Run},
-		part{name: "apiserver", run: d.release.Run},
+		part{name: "apiserver", run: d.serverVersion.Run},
 	)
 	return nil
 }

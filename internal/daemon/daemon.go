@@ -48,12 +48,12 @@ type daemon struct {
 	recorder *history.Recorder
 
 	// addCluster; nil: kubernetes.mode is none
-	api     kube.Client
-	offered *dra.Offering
-	release *kube.Release
-	pods    *pods.Pods
-	node    *nodestatus.Publisher
-	claims  *claims // nil also: this node offers nothing through claims
+	api           kube.Client
+	offered       *dra.Offering
+	serverVersion *kube.ServerVersion
+	pods          *pods.Pods
+	node          *nodestatus.Publisher
+	claims        *claims // nil also: this node offers nothing through claims
 }
 
 // Run runs devmgrd until ctx ends or one of its parts fails. Recovery dictates the order: the state file, then assignments and plugins, then pods, then

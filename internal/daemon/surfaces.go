@@ -42,10 +42,10 @@ func (d *daemon) addSurfaces() error {
 	runtime := nri.New(hook)
 	operator.NotRedirected = runtime.NotRedirected
 	operator.Limits = func() []device.Limit {
-		if d.release == nil {
+		if d.serverVersion == nil {
 			return runtime.Limits()
 		}
-		return slices.Concat(runtime.Limits(), d.release.Limits())
+		return slices.Concat(runtime.Limits(), d.serverVersion.Limits())
 	}
 	commands, resources := admin.New(operator), podresources.New(queries)
 	status := statuspage.New(statuspage.Config{Source: commands, Log: d.logFor("page")})

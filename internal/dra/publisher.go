@@ -364,7 +364,7 @@ func (p *Publisher) want() wanted {
 	for r, status := range resources.ByName {
 		p.seen[r] = true
 		if !p.cfg.Claimed(r) || status.Offer == nil {
-			p.withdraw(r)
+			p.endOffer(r)
 			if status.Offer != nil && p.cfg.TooMany != nil && p.cfg.TooMany(r) {
 				p.tellTooMany(r, len(status.Offer.Inventory.Devices))
 			}
@@ -459,9 +459,9 @@ func (p *Publisher) tellTooMany(r device.ResourceName, n int) {
 	}
 }
 
-// withdraw forgets a resource that is not offered, except the places of its devices and the pace of its plugin's word: to be offered again is a change of
+// endOffer forgets a resource that is not offered, except the places of its devices and the pace of its plugin's word: to be offered again is a change of
 // that.
-func (p *Publisher) withdraw(r device.ResourceName) {
+func (p *Publisher) endOffer(r device.ResourceName) {
 	delete(p.resources, r)
 	if said := p.words[r]; said != nil {
 		said.devices = nil
@@ -476,7 +476,7 @@ func (p *Publisher) forgetOthers(resources device.Resources) {
 			delete(p.seen, r)
 			delete(p.tooMany, r)
 			delete(p.words, r)
-			p.withdraw(r)
+			p.endOffer(r)
 			p.setPlaces(r, nil)
 		}
 	}

@@ -54,7 +54,7 @@ func TestPolicy(t *testing.T) {
 		if got, _ := policy(t.Context(), c); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
-		r := NewRelease(c, slog.New(slog.DiscardHandler))
+		r := NewServerVersion(c, slog.New(slog.DiscardHandler))
 		err = r.ask(t.Context())
 		limits := r.Limits()
 		switch {
@@ -102,7 +102,7 @@ func TestRelease_Run(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				r := NewRelease(c, slog.New(slog.DiscardHandler))
+				r := NewServerVersion(c, slog.New(slog.DiscardHandler))
 				ctx, cancel := context.WithCancel(t.Context())
 				ended := make(chan error, 1)
 				go func() { ended <- r.Run(ctx) }()

@@ -195,7 +195,7 @@ func (r *Registry) remove(d *directory) {
 	d.watches.Wait()
 	r.mu.Lock()
 	for _, s := range r.resources {
-		r.retireLocked(s, func(l *registration) bool { return l.location.pod.UID == d.pod.UID })
+		r.endReserveLocked(s, func(l *registration) bool { return l.location.pod.UID == d.pod.UID })
 		if s.registration.location.pod.UID == d.pod.UID && s.registration.endpoint != "" && !r.closing {
 			r.dropSocketLocked(s, podGone)
 		}

@@ -54,8 +54,8 @@ func (s *resourceState) reserves(l *registration) bool {
 	return s != nil && slices.Contains(s.reserve, l)
 }
 
-// retireLocked ends the registrations in reserve that match.
-func (r *Registry) retireLocked(s *resourceState, match func(*registration) bool) {
+// endReserveLocked ends the registrations in reserve that match.
+func (r *Registry) endReserveLocked(s *resourceState, match func(*registration) bool) {
 	s.reserve = slices.DeleteFunc(s.reserve, func(l *registration) bool {
 		if match(l) {
 			l.cancel()

@@ -153,7 +153,7 @@ func (r *Registry) accept(l *registration, to *session) (loser device.ResourceNa
 		r.resources[l.resource] = s
 	}
 	for _, other := range r.resources {
-		r.retireLocked(other, func(o *registration) bool { return o.path == l.path })
+		r.endReserveLocked(other, func(o *registration) bool { return o.path == l.path })
 	}
 	r.metrics.registrations.WithLabelValues(string(l.resource)).Inc()
 	if r.queueLocked(s, l, to) {
@@ -208,7 +208,7 @@ func (r *Registry) withdraw(l *registration) {
 		}
 		current = s.registration.lack == withdrawn
 	} else if s.reserves(l) {
-		r.retireLocked(s, func(other *registration) bool { return other == l })
+		r.endReserveLocked(s, func(other *registration) bool { return other == l })
 	}
 	r.mu.Unlock()
 	if current {
@@ -334,7 +334,7 @@ func (r *Registry) ended(l *registration, err error) {
 	}
 	l.listed = false
 	s.countRestartLocked(l, err)
-	r.retireLocked(s, func(other *registration) bool { return other == l })
+	r.endReserveLocked(s, func(other *registration) bool { return other == l })
 	if s.registration == l && !r.succeedLocked(s) && r.awayLocked(s) {
 		l.log.Log(context.Background(), s.levelLocked(slog.LevelWarn), "plugin disconnected; allocation paused",
 			"err", err, "grace", r.cfg.GracePeriod)
@@ -383,7 +383,7 @@ func (r *Registry) unreached(l *registration, err error) {
 	s := r.resources[l.resource]
 	l.gone = nobodyListens(err)
 	if s.reserves(l) && l.gone {
-		r.retireLocked(s, func(other *registration) bool { return other == l })
+		r.endReserveLocked(s, func(other *registration) bool { return other == l })
 	}
 	if r.closing || s == nil || s.registration != l {
 		return

@@ -14,19 +14,21 @@ import (
 
 const noPolicies = "pods without the annotation required-plugins.noderesource.dev/pod that are created while devmgrd is away start without their devices: there are no mutating admission policies"
 
-// A Release learns which release the API server is, and what that release keeps devmgrd from doing.
-type Release struct {
+// A ServerVersion learns which release the API server is, and what that release keeps devmgrd from doing.
+type ServerVersion struct {
 	client Client
 	log    *slog.Logger
 	limits atomic.Pointer[[]device.Limit]
 }
 
-// NewRelease returns a Release; Run asks the API server.
-func NewRelease(c Client, log *slog.Logger) *Release { return &Release{client: c, log: log} }
+// NewServerVersion returns a ServerVersion; Run asks the API server.
+func NewServerVersion(c Client, log *slog.Logger) *ServerVersion {
+	return &ServerVersion{client: c, log: log}
+}
 
 // Limits returns what the API server's release, such as "Kubernetes v1.33.4", keeps devmgrd from doing; nothing until the API server has
 // answered.
-func (r *Release) Limits() []device.Limit {
+func (r *ServerVersion) Limits() []device.Limit {
 	if all := r.limits.Load(); all != nil {
 		return *all
 	}
@@ -35,7 +37,7 @@ func (r *Release) Limits() []device.Limit {
 
 // Run asks until the API server has answered or refused once, then waits for ctx to end. An upgrade of the API server counts from
 // devmgrd's next start.
-func (r *Release) Run(ctx context.Context) error {
+func (r *ServerVersion) Run(ctx context.Context) error {
 	pause := loops.Backoff{First: firstRetry, Last: lastRetry}
 	for ctx.Err() == nil {
 		err := r.ask(ctx)
@@ -49,7 +51,7 @@ func (r *Release) Run(ctx context.Context) error {
 }
 
 // ask asks once.
-func (r *Release) ask(ctx context.Context) error {
+func (r *ServerVersion) ask(ctx context.Context) error {
 	served, err := policy(ctx, r.client)
 	if err != nil {
 		return err
