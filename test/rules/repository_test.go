@@ -75,27 +75,6 @@ func TestConstraintsAreTheTagE2E(t *testing.T) {
 	}
 }
 
-// Each lock has a place in the order of internal/locks.
-func TestMutexes_HaveAPlace(t *testing.T) {
-	root := filepath.Join("..", "..")
-	out, err := exec.Command("git", "-C", root, "grep", "-lE", `sync\.(RW)?Mutex`, "--", "internal/*.go").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	found := false
-	for _, file := range strings.Fields(string(out)) {
-		switch dir := filepath.Dir(file); {
-		case dir == "internal/locks":
-			found = true
-		case !strings.HasSuffix(file, "_test.go") && !strings.HasSuffix(dir, "test"): // but for helpers of tests
-			t.Errorf("%s has a sync.Mutex; use locks.Mutex, with a place", file)
-		}
-	}
-	if !found {
-		t.Error("internal/locks is not found")
-	}
-}
-
 // The check of commit messages takes a good one and refuses each kind of bad one.
 func TestCommitMessages(t *testing.T) {
 	for message, complaint := range map[string]string{
