@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -248,10 +249,18 @@ func (a *Allocator) ResourceCount() int {
 	return len(a.ledger.Resources)
 }
 
-// Hold keeps the lock until the function that it returns is called.
+// Hold keeps the lock until the function that it returns is called, as another goroutine would.
 func (a *Allocator) Hold() (end func()) {
-	a.mu.Lock()
-	return a.mu.Unlock
+	held, free := make(chan struct{}), make(chan struct{})
+	var work sync.WaitGroup
+	work.Go(func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		close(held)
+		<-free
+	})
+	<-held
+	return func() { close(free); work.Wait() }
 }
 
 // StillBroken is what the notifier asks of a failed device.

@@ -3,10 +3,8 @@
 package locks
 
 import (
-	"bytes"
 	"fmt"
 	"runtime"
-	"strconv"
 	"sync"
 )
 
@@ -41,12 +39,12 @@ func Left[P place]() {
 	}
 }
 
-// held has the places of the locks that goroutines hold, each goroutine's in one of the slots from its number on. The race detector sees neither the table
+// held has the places of the locks that goroutines hold, each goroutine's in one of the slots from its own on. The race detector sees neither the table
 // nor its mutex, which would hide races between goroutines that take locks: so there is no map, no slice and no call in what uses them.
 var held struct {
 	mu    sync.Mutex
 	slots [slots]struct {
-		goroutine uint64
+		goroutine uintptr
 		n         int
 		places    [depth]place
 	}
@@ -60,7 +58,7 @@ const (
 // note adds a place to those of a goroutine. It returns the one that stands in the way, if there is one.
 //
 //go:norace
-func note(goroutine uint64, p place) (conflict place) {
+func note(goroutine uintptr, p place) (conflict place) {
 	runtime.RaceDisable()
 	held.mu.Lock()
 	at := find(goroutine)
@@ -79,7 +77,7 @@ func note(goroutine uint64, p place) (conflict place) {
 // forget removes a place of a goroutine, and reports whether it had it.
 //
 //go:norace
-func forget(goroutine uint64, p place) (had bool) {
+func forget(goroutine uintptr, p place) (had bool) {
 	runtime.RaceDisable()
 	held.mu.Lock()
 	s := &held.slots[find(goroutine)]
@@ -100,10 +98,10 @@ func forget(goroutine uint64, p place) (had bool) {
 // find returns the slot of a goroutine, or else the first free one.
 //
 //go:norace
-func find(goroutine uint64) (at int) {
+func find(goroutine uintptr) (at int) {
 	at = -1
 	for i := 0; i < slots; i++ {
-		one := int((goroutine + uint64(i)) % slots)
+		one := int((goroutine/64 + uintptr(i)) % slots)
 		switch s := &held.slots[one]; {
 		case s.n > 0 && s.goroutine == goroutine:
 			return one
@@ -119,14 +117,6 @@ func find(goroutine uint64) (at int) {
 	return at
 }
 
-// goroutine returns the number of this goroutine, which only its stack shows: "goroutine 12 [running]".
-func goroutine() uint64 {
-	var b [64]byte
-	_, rest, _ := bytes.Cut(b[:runtime.Stack(b[:], false)], []byte("goroutine "))
-	number, _, _ := bytes.Cut(rest, []byte(" "))
-	id, err := strconv.ParseUint(string(number), 10, 64)
-	if err != nil {
-		panic(err)
-	}
-	return id
-}
+// goroutine returns what identifies this goroutine as long as it runs: the address of the runtime's record. Its number is in stack traces only, which would
+// cost more than all else that a test does.
+func goroutine() uintptr

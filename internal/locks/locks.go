@@ -4,7 +4,7 @@
 //
 //	locks.go   the places, in order
 //	mutex.go   without the race detector
-//	check.go   with it
+//	check.go   with it; goroutine_*.s tell it who takes a lock
 package locks
 
 // A place is a lock's position in the order. All locks with one place are equal: a goroutine holds one of them at a time.
@@ -26,6 +26,7 @@ type (
 	CDIFiles        struct{} // cdi.Files.writing: files are written
 	HistoryFile     struct{} // store.History.guard: the file is used
 	StateFile       struct{} // store.file.writing: a commit is made
+	Proofs          struct{} // reclaim.Gate.mu: what the runtime shows of a pod's networks
 	// Leaf is the place of each lock under which no other is taken.
 	Leaf struct{}
 )
@@ -44,4 +45,5 @@ func (Publisher) place() int       { return 11 }
 func (CDIFiles) place() int        { return 12 }
 func (HistoryFile) place() int     { return 13 }
 func (StateFile) place() int       { return 14 }
-func (Leaf) place() int            { return 15 }
+func (Proofs) place() int          { return 15 }
+func (Leaf) place() int            { return 16 }

@@ -110,7 +110,7 @@ type Gate struct {
 
 	neighbours Neighbours // of Run
 
-	mu       locks.Mutex[locks.Leaf] // guards what follows; never held across a call of another package
+	mu       locks.Mutex[locks.Proofs] // guards what follows; never held across I/O
 	proofs   map[device.PodUID]*proof
 	rested   time.Time                    // the next search may begin
 	commands map[device.ResourceName]bool // whose command runs
