@@ -19,7 +19,7 @@ import (
 //	quiet    no process either                        checked   the Releaser has proved free what departureLocked names
 //	checked  devices are free                         phase forgetting, a commit, phase absent (lifecycle.go)
 //
-// From each stage a pod falls back to present when it is back in the API, gets a container (usedLocked) or the runtime is away, and to quiet when another pod joins or leaves its
+// From each stage a pod falls back to present when it is back in the API, gets a container (usedLocked), has processes still or the runtime is away, and to quiet when another pod joins or leaves its
 // devices (unprovenLocked). Its generation counts that: an answer about an earlier generation counts for nothing. A restart of devmgrd begins with present,
 // so it only repeats what had been seen.
 //

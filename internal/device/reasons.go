@@ -134,10 +134,10 @@ var explanations = []Explanation{
 	},
 	{
 		Reason:  DeviceBusy,
-		Meaning: "devices of a pod that has ended are still in use, or `release.command` has failed; the message names the process",
-		Remedy:  "end the process that the message names, or return the devices to service as they are: `devmgrd uncordon`",
+		Meaning: "devices of an ended pod are not proved free: the message names the process, network namespace, search or command in the way",
+		Remedy:  "end what the message names, or return the devices to service as they are: `devmgrd uncordon`",
 		Section: "runbook.md#devmgrddevicesbusy",
-		ends:    "no process keeps the devices of %s that the message is about, and release.command succeeds",
+		ends:    "the devices of %s that the message is about are proved free: what it names has ended, or has succeeded",
 	},
 	{
 		Reason:  TopologyMismatch,

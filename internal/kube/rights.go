@@ -34,7 +34,7 @@ const NoPolicy = "none"
 // probeName is the name of objects that do not exist.
 const probeName = "devmgrd-check"
 
-// Rights makes all requests that devmgrd makes for a node: reads as they are, and writes as dry runs, so that refusals of admission
+// Rights makes the requests that devmgrd makes for a node, but for those of claims and slices (claims.go): reads as they are, and writes as dry runs, so that refusals of admission
 // plugins show too. It fails with the first error other than a refusal.
 func Rights(ctx context.Context, c Client, node string) (Access, error) {
 	var a Access

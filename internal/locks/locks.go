@@ -1,5 +1,5 @@
 // Package locks has the order in which a goroutine takes locks: each of devmgrd's mutexes has a place, and a goroutine that holds one takes only locks whose places
-// come later. With the race detector, as in all tests, each Lock is checked, and a wrong one panics with both places. Without it, a Mutex is a sync.Mutex.
+// come later. With the race detector, as in the unit tests and the main job's devmgrd, each Lock is checked, and a wrong one panics with both places. Without it, a Mutex is a sync.Mutex.
 // It is a base package.
 //
 //	locks.go   the places, in order

@@ -5,7 +5,7 @@
 //	v1alpha1 PodResources                   lister.go   the endpoint's first proposal: List and ListDevices
 //	devmgrd.podresources.v1 Watch           watch.go    a snapshot, then every change
 //
-// The path of one answer:
+// The files:
 //
 //	limits.go      each client has a rate of its own
 //	kubelet.go     ask the kubelet for CPUs, memory, dynamic resources, and devices of other managers

@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -186,6 +187,32 @@ func TestMirror_ForgedOnesFillTheirRoom_StaticPodIsServed(t *testing.T) {
 	}
 	r.list(false, "late")
 	seen, _ := s.reader.pod(at("late", 1<<20, "mirror"))
+	if err := s.fetched(seen); err != nil || len(d.bound) != 1 {
+		t.Errorf("the static pod is not known: %v", err)
+	}
+}
+
+// Forged mirror pods take all the room, so that a static pod's mirror is left out. Another forged one with its UID is deleted.
+func TestMirror_LeftOutAndForgedOneDeleted_StaticPodIsServed(t *testing.T) {
+	t.Parallel()
+	d, r := newDiary(), &sandboxes{}
+	s := newStore(reader{}, d, r)
+	s.Replace(nil, "10")
+	fill(s, func(p *corev1.Pod) {
+		p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: hashOf(p.Name)}
+	})
+	late := at("late", 1<<20, "mirror")
+	for i := 0; len(s.left) == 0 || !s.left[device.Pod{UID: device.PodUID(hashOf("late")), Namespace: "ns", Name: "late"}]; i++ { // small ones take the rest
+		s.Add(at(fmt.Sprint("small", i), 900_000+i, "mirror"))
+		s.Add(late)
+		s.unholdLocked(device.Pod{UID: device.PodUID(hashOf("late")), Namespace: "ns", Name: "late"})
+	}
+	forged := at("late", 1<<20+1, "mirror")
+	forged.Namespace, forged.Name, forged.UID = "evil", "x", "evil"
+	s.Add(forged)
+	s.Delete(forged)
+	r.list(false, "late")
+	seen, _ := s.reader.pod(late)
 	if err := s.fetched(seen); err != nil || len(d.bound) != 1 {
 		t.Errorf("the static pod is not known: %v", err)
 	}

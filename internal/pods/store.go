@@ -25,9 +25,9 @@ type store struct {
 	pods map[device.PodUID]entry
 	// held are pods that look like the mirrors of static pods that the runtime does not show: the Sink does not have them.
 	held    map[types.NamespacedName]entry
-	size    int                    // of all demands but those of mirrors
-	mirrors int                    // of pods that look like mirrors, until the runtime shows their static pods
-	left    map[device.PodUID]bool // pods that the watch has delivered and that there was no room for
+	size    int                 // of all demands but those of mirrors
+	mirrors int                 // of pods that look like mirrors, until the runtime shows their static pods
+	left    map[device.Pod]bool // pods that the watch has delivered and that there was no room for
 	// outlived are confined pods that the runtime has and the API server does not: they may have been deleted by force.
 	outlived map[device.PodUID]device.Pod
 	// passed is the version up to which the watch has delivered everything.
@@ -53,7 +53,7 @@ func entryOf(seen podState) entry {
 }
 
 func newStore(r reader, to Sink, of Runtime) *store {
-	return &store{reader: r, sink: to, runtime: of, pods: map[device.PodUID]entry{}, held: map[types.NamespacedName]entry{}, left: map[device.PodUID]bool{}, outlived: map[device.PodUID]device.Pod{}}
+	return &store{reader: r, sink: to, runtime: of, pods: map[device.PodUID]entry{}, held: map[types.NamespacedName]entry{}, left: map[device.Pod]bool{}, outlived: map[device.PodUID]device.Pod{}}
 }
 
 // Add receives a new pod from the watch.
@@ -118,7 +118,7 @@ func (s *store) shownLocked(e *entry, was entry) bool {
 func (s *store) holdLocked(e entry) {
 	s.unholdLocked(e.demand.Pod)
 	if e.size = size(e.demand); s.mirrors+e.size > maxMirrorsSize {
-		s.left[e.demand.Pod.UID] = true
+		s.left[e.demand.Pod] = true
 		return
 	}
 	s.mirrors += e.size
@@ -177,7 +177,7 @@ func (s *store) keepLocked(e *entry) bool {
 	case full && known && e.size > was.size: // an annotation has been changed
 		e.demand.Demands, e.demand.Containers, e.demand.Sidecars, e.size = was.demand.Demands, was.demand.Containers, was.demand.Sidecars, was.size
 	case full && !known && len(e.demand.Demands) > 0:
-		s.left[uid] = true
+		s.left[e.demand.Pod] = true
 		return false
 	case full && !known:
 		e.demand.Containers, e.demand.Sidecars = nil, 0
@@ -185,7 +185,7 @@ func (s *store) keepLocked(e *entry) bool {
 	}
 	s.size += e.size
 	s.pods[uid] = *e
-	delete(s.left, uid)
+	delete(s.left, e.demand.Pod)
 	return true
 }
 
@@ -223,7 +223,7 @@ func (s *store) hasLocked(pod device.Pod) (has, taken bool) {
 
 // dropLocked forgets a pod, and reports it to the Sink if the store had it.
 func (s *store) dropLocked(pod device.Pod) {
-	delete(s.left, pod.UID)
+	delete(s.left, pod)
 	s.unholdLocked(pod)
 	if has, _ := s.hasLocked(pod); has {
 		e := s.pods[pod.UID]
@@ -267,7 +267,7 @@ func (s *store) Replace(list []any, version string) error {
 	slices.SortFunc(listed, func(a, b entry) int {
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.demand.Created.Compare(b.demand.Created), cmp.Compare(a.demand.Pod.Namespace, b.demand.Pod.Namespace), cmp.Compare(a.demand.Pod.Name, b.demand.Pod.Name))
 	})
-	s.pods, s.held, s.left, s.size, s.mirrors, s.passed = map[device.PodUID]entry{}, map[types.NamespacedName]entry{}, map[device.PodUID]bool{}, 0, 0, at
+	s.pods, s.held, s.left, s.size, s.mirrors, s.passed = map[device.PodUID]entry{}, map[types.NamespacedName]entry{}, map[device.Pod]bool{}, 0, 0, at
 	var demands []device.PodDemand
 	keep := func(e entry) {
 		switch _, taken := s.pods[e.demand.Pod.UID]; {
@@ -354,7 +354,7 @@ func (s *store) fetched(seen podState) error {
 	e.ahead = seen.version
 	switch has, taken := s.hasLocked(seen.demand.Pod); {
 	case has, s.countsLocked(seen.demand.Pod):
-	case taken, seen.version <= s.passed && !s.left[seen.demand.Pod.UID], !s.shownLocked(&e, s.pods[e.demand.Pod.UID]):
+	case taken, seen.version <= s.passed && !s.left[seen.demand.Pod], !s.shownLocked(&e, s.pods[e.demand.Pod.UID]):
 		return ErrNotFound
 	case !s.bindLocked(e):
 		return device.Refuse(device.PodTooLarge, nil, "the requests of this node's pods take more than %d MiB together; the pod waits until others have ended", maxPodsSize>>20)

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -27,26 +26,32 @@ func (r *deviceList) weight() int {
 func (r *Registry) afford(l *registration, list deviceList) error {
 	weight := list.weight()
 	for {
-		err := r.tryAfford(l, weight)
-		if full := new(budgetError); err == nil || !errors.As(err, &full) || !r.makeRoom(l.resource) {
+		if err := r.tryAfford(l, weight); !r.makeRoom(l.resource, err) {
 			return err
 		}
 	}
 }
 
-// tryAfford counts a list if it is within the limits.
+// tryAfford counts a list if it is within the limits, or weighs no more than the one that it replaces.
 func (r *Registry) tryAfford(l *registration, weight int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	counts := new(int) // what is counted of this list
+	switch s := r.resources[l.resource]; {
+	case s == nil:
+	case s.registration == l:
+		counts = &s.weight
+	case s.reserves(l):
+		counts = &l.weight
+	}
+	if weight <= *counts {
+		*counts = weight
+		return nil
+	}
 	kept, uses := 0, part{weight, weight} // kept: of the other lists, lost resources' too
 	count := func(of *registration, bytes int, lost bool) {
 		kept += bytes
-		if lost {
-			return
-		}
-		if uses.all += bytes; of.pod == l.pod {
-			uses.own += bytes
-		}
+		uses.add(bytes, of.pod == l.pod, lost)
 	}
 	for _, s := range r.resources {
 		if s.registration != l && !(s.resource == l.resource && !s.reserves(l)) {
@@ -60,17 +65,11 @@ func (r *Registry) tryAfford(l *registration, weight int) error {
 	}
 	switch limit := r.cfg.MaxTotalBytes; {
 	case l.pod != "" && uses.exceeds(limit):
-		return &shareError{resource: l.resource, pod: l.whose(), has: uses.own - weight, more: weight, free: limit - uses.all + weight, of: "plugins.maxTotalBytes"}
+		return l.exceeds(uses, limit, "plugins.maxTotalBytes")
 	case kept+weight > limit:
 		return &budgetError{resource: l.resource, bytes: weight, others: kept, limit: limit}
 	}
-	switch s := r.resources[l.resource]; {
-	case s == nil:
-	case s.registration == l:
-		s.weight = weight
-	case s.reserves(l):
-		l.weight = weight
-	}
+	*counts = weight
 	return nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -95,7 +96,7 @@ func TestRoom_OnePodTakesAllItCan_OthersServe(t *testing.T) {
 	}
 	one := plugintest.New(t, greedy, "junk.example/more", plugintest.Devices(1)...)
 	one.Serve()
-	if err := one.Register(); err == nil || !strings.Contains(err.Error(), "of plugins.maxResources, of which 4 are free and the plugins of pod kube-system/greedy have 4") {
+	if err := one.Register(); err == nil || !strings.Contains(err.Error(), "the plugins of pod kube-system/greedy would have 5 of plugins.maxResources and leave 3 free") {
 		t.Errorf("a fifth resource: %v", err)
 	}
 	if _, there := f.Offers()["lost.example/x"]; !there {
@@ -103,7 +104,7 @@ func TestRoom_OnePodTakesAllItCan_OthersServe(t *testing.T) {
 	}
 	plugintest.Start(t, f.directory("second").Sockets, "long.example/x", longList(600)...)
 	f.eventually("its list is refused", func() bool {
-		return strings.Contains(f.Offers()["long.example/x"].LastError, "of plugins.maxTotalBytes, of which")
+		return strings.Contains(f.Offers()["long.example/x"].LastError, "of plugins.maxTotalBytes and leave")
 	})
 	plugintest.Start(t, f.dir, gpu, longList(500)...)
 	f.eventually("the host's plugin serves", f.servesNumber(500))
@@ -144,12 +145,103 @@ func TestRoom_PodsInTheCommonDirectory_LeaveRoom(t *testing.T) {
 	}
 }
 
+// A pod registers one socket under one name after the other. The names that have lost their socket count in its share.
+func TestRoom_OneSocketUnderManyNames_LeavesRoom(t *testing.T) {
+	t.Parallel()
+	f := prepare(t, func(c *registry.Config) { c.MaxResources = 12 })
+	f.run()
+	if got := greedyPod(t, f.dir, "0a1b2c3d-1111-2222-3333-444455556670", "GREEDY_SOCKET=one.sock"); got != 6 {
+		t.Errorf("the pod has %d resources, want 6", got)
+	}
+}
+
+// A plugin's list stays accepted when others have taken what it leaves free: its devices change their health.
+func TestRoom_OthersTakeTheirShares_AcceptedListStays(t *testing.T) {
+	t.Parallel()
+	f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 })
+	f.run()
+	honest := plugintest.Start(t, f.directory("honest").Sockets, gpu, longList(180)...)
+	f.eventually("it serves", f.servesNumber(180))
+	for i, n := range []int{300, 200, 100, 60, 30, 20} {
+		name := device.ResourceName(fmt.Sprintf("junk.example/%d", i))
+		plugintest.Start(t, f.directory(fmt.Sprintf("greedy%d", i)).Sockets, string(name), longList(n)...)
+		f.eventually("it is answered", func() bool { return len(f.Offers()[name].Inventory.Devices) > 0 || f.Offers()[name].LastError != "" })
+	}
+	list := longList(180)
+	list[3].Health = plugintest.Unhealthy
+	honest.Set(list...)
+	f.eventually("the change is seen", func() bool {
+		return slices.ContainsFunc(f.offer().Inventory.Devices, func(d device.Device) bool { return !d.Healthy })
+	})
+}
+
+// A second instance of a plugin lists the same devices, and the first one ends. The list counts on.
+func TestRoom_SecondInstanceHasTheSameList_Counts(t *testing.T) {
+	t.Parallel()
+	f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 })
+	f.run()
+	greedy := f.directory("greedy").Sockets
+	for i := range 8 {
+		name := device.ResourceName(fmt.Sprintf("junk.example/%d", i))
+		first := plugintest.Start(t, greedy, string(name), longList(150)...)
+		f.eventually("it is answered", func() bool { return len(f.Offers()[name].Inventory.Devices) > 0 || f.Offers()[name].LastError != "" })
+		if strings.Contains(f.Offers()[name].LastError, "plugins.maxTotalBytes") {
+			return
+		}
+		second := plugintest.New(t, greedy, string(name), longList(150)...)
+		second.Endpoint = fmt.Sprint("second", i)
+		second.Serve()
+		second.MustRegister()
+		f.eventually("it serves, or is refused", func() bool {
+			return f.Registrations()[name].Endpoint == second.Endpoint || second.Streams() == 0 && second.Calls(plugintest.ListAndWatch) > 0
+		})
+		first.Stop()
+		f.eventually("the first is gone", func() bool { return len(f.Registrations()[name].Reserve) == 0 })
+	}
+	t.Error("8 lists of 150 devices are accepted, of which half would be too many")
+}
+
+// requested is an Allocator of which pods request junk.
+type requested struct{ forgetful }
+
+func (r requested) Forget(name device.ResourceName) ([]device.Cordon, error) {
+	if strings.HasPrefix(string(name), "junk") {
+		return nil, &device.InUseError{Resource: name}
+	}
+	return r.forgetful.Forget(name)
+}
+
+// Lost resources that pods request make no room, and count in their pod's share.
+func TestRoom_LostAndRequested_CountInTheShare(t *testing.T) {
+	t.Parallel()
+	f := prepare(t, ownDirs(socketDir(t)), grace(50*time.Millisecond), func(c *registry.Config) { c.MaxResources = 8 })
+	f.with.Allocator = requested{forgetful{f}}
+	f.run()
+	greedy := f.directory("greedy").Sockets
+	n := 0
+	for ; n < 8; n++ {
+		name := device.ResourceName(fmt.Sprintf("junk.example/%d", n))
+		p := plugintest.New(t, greedy, string(name), plugintest.Devices(1)...)
+		p.Serve()
+		if p.Register() != nil {
+			break
+		}
+		f.eventually("it serves", func() bool { return f.Offers()[name].State == device.Serving })
+		p.Stop()
+		f.eventually("it is lost", func() bool { return f.Offers()[name].State == device.Lost })
+	}
+	if n != 4 {
+		t.Errorf("a pod has %d resources, want 4", n)
+	}
+	plugintest.Start(t, f.directory("honest").Sockets, gpu, plugintest.Devices(1)...)
+}
+
 // greedyPod runs TestGreedyPod in the cgroup of a pod until the test ends, and returns how many resources it has registered.
-func greedyPod(t *testing.T, dir, uid string) (registered int) {
+func greedyPod(t *testing.T, dir, uid string, env ...string) (registered int) {
 	t.Helper()
 	cgroup := podCgroup(t, uid)
 	pod := exec.Command(plugintest.Executable(t), "-test.run=^TestGreedyPod$", "-test.v")
-	pod.Env = append(os.Environ(), "GREEDY_DIR="+dir, "GREEDY_POD="+uid, "GREEDY_CGROUP="+cgroup, plugintest.QuickExit)
+	pod.Env = append(append(os.Environ(), env...), "GREEDY_DIR="+dir, "GREEDY_POD="+uid, "GREEDY_CGROUP="+cgroup, plugintest.QuickExit)
 	in, err := pod.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -183,9 +275,12 @@ func podCgroup(t *testing.T, uid string) string {
 	t.Helper()
 	var failed error
 	for _, top := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
-		parent := filepath.Join(top, "kubepods-"+filepath.Base(t.TempDir()))
-		path := filepath.Join(parent, "kubepods", "pod"+uid)
-		if failed = os.MkdirAll(path, 0o755); failed == nil {
+		parent, err := os.MkdirTemp(top, "devmgrd-test-")
+		if failed = err; failed == nil {
+			path := filepath.Join(parent, "kubepods", "pod"+uid)
+			if err := os.MkdirAll(path, 0o755); err != nil {
+				t.Error(err)
+			}
 			t.Cleanup(func() {
 				for p := path; p != top; p = filepath.Dir(p) {
 					if err := os.Remove(p); err != nil {
@@ -210,6 +305,9 @@ func TestGreedyPod(t *testing.T) {
 	}
 	for n := 0; ; n++ {
 		p := plugintest.New(t, os.Getenv("GREEDY_DIR"), fmt.Sprintf("%s.example/%d", os.Getenv("GREEDY_POD"), n), plugintest.Devices(1)...)
+		if name := os.Getenv("GREEDY_SOCKET"); name != "" {
+			p.Endpoint = name
+		}
 		p.Serve()
 		if err := p.Register(); err != nil {
 			fmt.Printf("%v\nregistered %d\n", err, n)

@@ -51,7 +51,7 @@ type registration struct {
 	attempt  func()             // closes tried
 	cancel   context.CancelFunc // ends Run; guarded by Registry.mu, as is what follows
 
-	pod string // whose share of all resources it counts in, as connlimit names it; empty: not known yet, or none
+	pod string // in whose share it counts (share.go), as connlimit names it; empty: not known yet, or none
 
 	// Of one in reserve (instances.go):
 	session *session
@@ -281,7 +281,7 @@ func (l *registration) runOnce(ctx context.Context, on *session) (listed bool, e
 		}
 		before := list.devices
 		found := list.take(message.Devices, time.Now())
-		if !device.SameList(before, list.devices) {
+		if !listed || !device.SameList(before, list.devices) {
 			if err := l.registry.afford(l, list.deviceList); err != nil {
 				return listed, err
 			}

@@ -100,7 +100,7 @@ func (r *Registry) checkAcceptable(l *registration) error {
 	r.mu.Lock()
 	err := r.checkAcceptableLocked(l)
 	r.mu.Unlock()
-	if errors.As(err, new(*fullError)) && len(r.lostResources()) > 0 {
+	if pod, makes := makesRoom(err); makes && len(r.lostResources(pod)) > 0 {
 		return nil
 	}
 	return err
@@ -224,8 +224,9 @@ func (r *Registry) dropSocketLocked(s *resourceState, lack string) (served bool)
 	if r.succeedLocked(s) {
 		return false
 	}
-	s.registration = newRegistration(r, 0, s.resource, s.registration.location, "")
-	s.registration.lack = lack
+	former := s.registration
+	s.registration = newRegistration(r, 0, s.resource, former.location, "")
+	s.registration.lack, s.registration.pod = lack, former.pod
 	s.fail(lack)
 	served = r.awayLocked(s)
 	r.saver.note(s.resource)

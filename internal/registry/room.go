@@ -17,12 +17,24 @@ type Allocator interface {
 	Forget(device.ResourceName) (lifted []device.Cordon, err error)
 }
 
-// makeRoom forgets the resource that has been Lost for the longest time, among those that no pod has or requests and that have
+// makesRoom reports whether lost resources may make room after a refusal: of one pod's plugins if they have used up their share, or of any; empty.
+func makesRoom(err error) (pod string, makes bool) {
+	if share := new(shareError); errors.As(err, &share) {
+		return share.client, true
+	}
+	return "", errors.As(err, new(*fullError)) || errors.As(err, new(*budgetError))
+}
+
+// makeRoom forgets a resource after a refusal: the one that has been Lost for the longest time, among those that no pod has or requests and that have
 // no cordoned device: an operator who cordons a device expects the plugin back. A busy device is its ended pod's, and keeps the resource.
 // Resources with suspended devices come last: their suspensions would be forgotten too. It reports whether it forgot one.
-func (r *Registry) makeRoom(forResource device.ResourceName) bool {
+func (r *Registry) makeRoom(forResource device.ResourceName, refusal error) bool {
+	pod, makes := makesRoom(refusal)
+	if !makes {
+		return false
+	}
 	var candidates, suspended []lostResource
-	for _, lost := range r.lostResources() {
+	for _, lost := range r.lostResources(pod) {
 		switch cordoned, some := r.outOfService(lost.resource); {
 		case cordoned:
 		case some:
@@ -63,15 +75,15 @@ type lostResource struct {
 	since    time.Time
 }
 
-// lostResources returns the resources that are Lost and have no connected plugin, the longest lost first.
-func (r *Registry) lostResources() (all []lostResource) {
+// lostResources returns the resources that are Lost and have no connected plugin, the longest lost first: those that count in a pod's share, or all.
+func (r *Registry) lostResources(pod string) (all []lostResource) {
 	if r.neighbours.Allocator == nil {
 		return nil
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for name, s := range r.resources {
-		if s.state == device.Lost && s.session == nil {
+		if s.lost() && (pod == "" || s.registration.pod == pod) {
 			all = append(all, lostResource{name, s.since})
 		}
 	}

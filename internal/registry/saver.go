@@ -24,9 +24,9 @@ type saver struct {
 	fetch func(device.ResourceName) (device.PluginRecord, bool)
 	wake  chan struct{}
 
-	commitMu locks.Mutex[locks.CommitPlugins] // held while the Store writes; taken after the allocator's commitMu, before all others
+	commitMu locks.Mutex[locks.CommitPlugins] // held while the Store writes
 
-	mu    locks.Mutex[locks.Leaf] // guards the fields below; taken after Registry.mu, never the other way round
+	mu    locks.Mutex[locks.Leaf] // guards the fields below
 	dirty map[device.ResourceName]bool
 	saved map[device.ResourceName]device.PluginRecord
 }

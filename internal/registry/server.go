@@ -69,7 +69,7 @@ func (r *Registry) register(ctx context.Context, d *directory, request *pluginap
 // been installed and replaced a moment later.
 func (r *Registry) install(l *registration, on *session) error {
 	loser, err := r.accept(l, on)
-	for errors.As(err, new(*fullError)) && r.makeRoom(l.resource) {
+	for r.makeRoom(l.resource, err) {
 		loser, err = r.accept(l, on)
 	}
 	if err != nil {

@@ -8,7 +8,8 @@ import (
 )
 
 // The plugins of one pod may have as much of plugins.maxResources and plugins.maxTotalBytes as they leave free: one pod alone has half of them at most, two
-// have a third each, and n pods that take all they can leave one part in n+1 to others. One resource is always allowed. Resources that are lost do not count, since they make room.
+// have a third each, and n pods that take all they can leave one part in n+1 to others. One resource is always allowed. The pod's own lost resources count, and are forgotten for others
+// of it; those of others do not, since they make room. A list that weighs no more than the one before is always allowed.
 //
 // A plugin pod's own directory shows the pod. In the common directory, the cgroup of the process that listens at the plugin's socket shows the pod. What runs outside of pods has no such limit.
 
@@ -33,6 +34,16 @@ func (l *registration) whose() string {
 // A part is how much of a limit is in use: by one pod's plugins, and by all.
 type part struct{ own, all int }
 
+// add adds what a resource uses. Lost resources of others make room.
+func (p *part) add(n int, own, lost bool) {
+	if own || !lost {
+		p.all += n
+	}
+	if own {
+		p.own += n
+	}
+}
+
 // exceeds reports whether the pod would have more than it leaves free.
 func (p part) exceeds(limit int) bool { return p.own > limit-p.all }
 
@@ -40,31 +51,31 @@ func (p part) exceeds(limit int) bool { return p.own > limit-p.all }
 func (r *Registry) checkShareLocked(l *registration) error {
 	uses := part{1, 1}
 	for _, s := range r.resources {
-		if s.lost() {
-			continue
-		}
-		if uses.all++; s.registration.pod == l.pod {
-			uses.own++
-		}
+		uses.add(1, s.registration.pod == l.pod, s.lost())
 	}
 	if l.pod == "" || uses.own == 1 || !uses.exceeds(r.cfg.MaxResources) {
 		return nil
 	}
-	return &shareError{resource: l.resource, pod: l.whose(), has: uses.own - 1, more: 1, free: r.cfg.MaxResources - uses.all + 1, of: "plugins.maxResources"}
+	return l.exceeds(uses, r.cfg.MaxResources, "plugins.maxResources")
 }
 
 // lost reports whether the resource has no plugin, so that it makes room for others.
 func (s *resourceState) lost() bool { return s.state == device.Lost && s.session == nil }
 
-// A shareError reports a resource or a list with which the plugins of one pod would have more than they leave free.
+// exceeds returns the error for a resource or a list with which the pod's plugins would have more than they leave free.
+func (l *registration) exceeds(p part, limit int, of string) error {
+	return &shareError{resource: l.resource, client: l.pod, pod: l.whose(), would: p.own, leaves: max(0, limit-p.all), of: of}
+}
+
+// A shareError reports such a resource or list.
 type shareError struct {
-	resource        device.ResourceName
-	pod             string
-	has, more, free int    // of what the pod's plugins have, would have more, and is free before
-	of              string // the limit of all
+	resource      device.ResourceName
+	client, pod   string // as connlimit names the pod, and as messages do
+	would, leaves int    // what the pod's plugins would have, and leave free
+	of            string // the limit of all
 }
 
 func (e *shareError) Error() string {
-	return fmt.Sprintf("%s would use %d more of %s, of which %d are free and the plugins of %s have %d; one pod's plugins may have as much as they leave free: "+
-		"raise the limit, or forget resources with devmgrd forget", e.resource, e.more, e.of, e.free, e.pod, e.has)
+	return fmt.Sprintf("with %s, the plugins of %s would have %d of %s and leave %d free; one pod's plugins may have as much as they leave free: "+
+		"raise the limit, or forget resources with devmgrd forget", e.resource, e.pod, e.would, e.of, e.leaves)
 }

@@ -34,18 +34,30 @@ func TestMap_EachPackage_IsInContributing(t *testing.T) {
 		t.Fatal(err)
 	}
 	tests := endToEnd(t)
+	inMainJob, err := declared(filepath.Join(root, "test/mainjob"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	seconds := measured(t)
 	var table strings.Builder
-	table.WriteString("| package | unit tests | end to end | also |\n|---|---|---|---|\n")
+	table.WriteString("| package | unit tests | main job | end to end | also |\n|---|---|---|---|---|\n")
 	var packages []string
 	for _, m := range all {
 		packages = append(packages, m.Package)
+		var mainJob, onKubernetes []string
 		for _, begin := range m.Tests {
-			if !slices.ContainsFunc(slices.Collect(maps.Keys(tests)), func(name string) bool { return strings.HasPrefix(name, begin) }) {
+			begins := func(name string) bool { return strings.HasPrefix(name, begin) }
+			if slices.ContainsFunc(slices.Collect(maps.Keys(inMainJob)), begins) {
+				mainJob = append(mainJob, begin)
+			}
+			if slices.ContainsFunc(slices.Collect(maps.Keys(tests)), func(name string) bool { return begins(name) && !inMainJob[name] }) {
+				onKubernetes = append(onKubernetes, begin)
+			}
+			if !slices.ContainsFunc(slices.Collect(maps.Keys(tests)), begins) {
 				t.Errorf("test/map.yaml: no test of %s begins with %s", m.Package, begin)
 			}
 		}
@@ -57,12 +69,20 @@ func TestMap_EachPackage_IsInContributing(t *testing.T) {
 			}
 			run = append(run, "`make "+command+"`")
 		}
-		fmt.Fprintf(&table, "| `%s` | %s | `%s` | %s |\n", m.Package, inSeconds(seconds[m.Package]), strings.Join(m.Tests, " "), strings.Join(run, ", "))
+		fmt.Fprintf(&table, "| `%s` | %s | %s | %s | %s |\n", m.Package, inSeconds(seconds[m.Package]), quoted(mainJob), quoted(onKubernetes), strings.Join(run, ", "))
 	}
 	if want := productPackages(t); !slices.Equal(packages, want) {
 		t.Errorf("test/map.yaml has the packages %q, want %q", packages, want)
 	}
 	generated(t, "CONTRIBUTING.md", "test/map.yaml", table.String())
+}
+
+// quoted returns names as code, or nothing.
+func quoted(names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	return "`" + strings.Join(names, " ") + "`"
 }
 
 func inSeconds(seconds string) string {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -31,16 +32,49 @@ const dialVariable = "CONNLIMIT_DIAL"
 func TestMain(m *testing.M) {
 	if at := os.Getenv(dialVariable); at != "" {
 		network, address, _ := strings.Cut(at, "!")
-		conn, err := net.Dial(network, address)
+		conn, err := net.Dial(strings.Replace(network, "leader", "unix", 1), address)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
-		_, _ = os.Stdin.Read(make([]byte, 1))
-		conn.Close()
-		os.Exit(0)
+		stay := func() {
+			_, _ = os.Stdin.Read(make([]byte, 1))
+			conn.Close()
+			os.Exit(0)
+		}
+		if network == "leader" {
+			go stay()
+			_, _, _ = syscall.Syscall(syscall.SYS_EXIT, 0, 0, 0) // ends the first thread
+		}
+		stay()
 	}
 	os.Exit(m.Run())
+}
+
+func init() {
+	if strings.HasPrefix(os.Getenv(dialVariable), "leader") {
+		runtime.LockOSThread() // so that TestMain runs in the first thread
+	}
+}
+
+// The first thread of a process in a pod ends, and another holds the connection. The kernel shows the process outside of its pod.
+func TestUnixClient_FirstThreadHasEnded_IsNoProcessOutside(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	dialler(t, "leader!"+path, nil)
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	plugintest.Eventually(t, "it counts as one that has ended", func() bool {
+		name, err := UnixClient(conn)
+		return err == nil && name == endedClient
+	})
 }
 
 // dialler starts a process that holds one connection.

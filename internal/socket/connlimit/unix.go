@@ -1,6 +1,7 @@
 package connlimit
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -74,7 +75,17 @@ func processOf(pid int) string {
 	if pod := podOf(string(all)); pod != "" {
 		return PodClient(pod)
 	}
+	if leaderHasEnded(pid) {
+		return endedClient
+	}
 	return "process " + strconv.Itoa(pid)
+}
+
+// leaderHasEnded reports whether the first thread of a process has ended. Others may go on, and the kernel shows such a process outside of its cgroups of version 1.
+func leaderHasEnded(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	after := bytes.LastIndexByte(stat, ')') // of the command, which may have any characters
+	return err != nil || after+2 >= len(stat) || bytes.IndexByte([]byte("ZX"), stat[after+2]) >= 0
 }
 
 // podOf returns the UID of the pod in a /proc/PID/cgroup, or an empty one.
