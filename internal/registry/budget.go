@@ -32,7 +32,7 @@ func (r *Registry) afford(l *registration, list deviceList) error {
 	}
 }
 
-// tryAfford counts a list if it is within the limits, or weighs no more than the one that it replaces.
+// tryAfford counts a list if it is within the limits, or does not weigh more than the one that it replaces.
 func (r *Registry) tryAfford(l *registration, weight int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

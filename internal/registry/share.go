@@ -9,7 +9,7 @@ import (
 
 // The plugins of one pod may have as much of plugins.maxResources and plugins.maxTotalBytes as they leave free: one pod alone has half of them at most, two
 // have a third each, and n pods that take all they can leave one part in n+1 to others. One resource is always allowed. The pod's own lost resources count, and are forgotten for others
-// of it; those of others do not, since they make room. A list that weighs no more than the one before is always allowed.
+// of it; those of others do not, since they make room. A list that does not grow is always allowed.
 //
 // A plugin pod's own directory shows the pod. In the common directory, the cgroup of the process that listens at the plugin's socket shows the pod. What runs outside of pods has no such limit.
 
