@@ -219,9 +219,9 @@ func (a *Allocator) consumeLocked(p *pod, name string) {
 	}
 }
 
-// departureLocked returns what has to be proved before an ended pod's devices are released: all but the devices that another pod keeps, and the
-// nodes that the other pod has with them: where their grants differ, only this pod's names the rest. Of several pods that could leave together the first by UID proves it.  joined reports that another pod
-// may get the grant of one of these devices, so that the proof must not begin: its attempt, or its commit, has not been decided.
+// departureLocked returns the part of an ended pod's devices, with the nodes of their grants, that no other pod keeps: that part has to be proved free. Of several
+// pods with a device that end together, the one with the lowest UID proves it. joined: another pod may be about to get one of these devices, by an attempt or
+// a commit that has not been decided, so the proof must not begin.
 func (a *Allocator) departureLocked(p *pod) (d device.Departure, joined bool) {
 	d = device.Departure{Pod: p.demand.Pod, Assignments: p.assigned, Failed: p.departure.failed}
 	if !p.demand.Shares() {

@@ -35,8 +35,8 @@
 // through DRA. Devices that no pod may be assigned have a taint with the effect NoSchedule. They never have NoExecute: the scheduler's eviction
 // knows pods with claims of their own only (kubernetes/kubernetes issue 141290), and devmgrd evicts where its configuration says so.
 //
-// Pods that the scheduler has bound by the Node's number come first: while one waits that may get a free device, the slices show none, because
-// the scheduler could choose the one that the pod is about to be assigned. The allocator says which devices these are (Claimable). A pod that is already bound may not be known for a moment, so
+// While a pod without a claim waits for any free device of a resource, the slices show no free device of it: the scheduler could choose the one that the pod
+// is about to be assigned. The allocator says which devices these are (Claimable). A pod that is already bound may not be known for a moment, so
 // the slices show no device before all pods are listed, and for ten seconds after the removal of the number: a scheduler that is behind still binds by it.
 //
 // # Pools

@@ -33,8 +33,8 @@ import (
 const (
 	// bindingTime is how long a resource is neither: a pod that the scheduler has bound may not be known here yet.
 	bindingTime = 10 * time.Second
-	// lateBinding is how long after the removal of a resource from the Node, by the API server's clock, pods may be created that the scheduler binds by its
-	// number: it sees the removal later, and the time of a write may be that of an earlier one.
+	// lateBinding: pods that are created up to this long after the removal of a resource from the Node, by the API server's clock, may still be bound by the
+	// number. The scheduler sees the removal later, and the time of a write may be that of an earlier one.
 	lateBinding = time.Minute
 	// listTime is how long the Node may have to wait for the first list of the slices.
 	listTime = 10 * time.Second

@@ -95,8 +95,7 @@ func (w *Watch) Check() error {
 	return fmt.Errorf("not following %s: %w", w.cfg.Name, w.err)
 }
 
-// Back returns when the store became up to date after the API server had been away, which may have been so at the start; now, if it still
-// is. Zero: it never was.
+// Back returns the end of the last outage of the API server, which may have begun before the start; now, if one lasts; zero if there was none.
 func (w *Watch) Back(now time.Time) time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -24,7 +24,7 @@ type figures struct {
 	peak      int // the most that the Node has shown in the last 30 s
 	least     int // the Node's value until all pods are listed, when nothing falls
 	known     int // after an outage, the number that others know: devmgrd's latest, or the Node's; negative: none, or there was no outage
-	found     int // soon after devmgrd's start, what it found on the Node, or its latest number if that is higher; 0: nothing, or it is later
+	found     int // the most that the Node shows for 30 s after devmgrd's start, unless more is bound: what was found there, or the latest number if that is higher; 0: no limit
 }
 
 // due is the number that counts now, if nothing else is waited for.

@@ -99,8 +99,8 @@ type Config struct {
 	// kubelet fails pods that count against it. nil: none is.
 	Claimed func(device.ResourceName) bool
 	Slices  Slices // nil: devmgrd writes none
-	// Uncounted is when claimed resources were taken off the Node before devmgrd's start, and Forgotten when others may have been: the state file has been
-	// lost; zero: they never were. SaveUncounted makes such times durable. All may be empty where Claimed is nil.
+	// Uncounted has when each claimed resource was taken off the Node, before devmgrd's start. Forgotten is that time for resources of which a lost state file may
+	// have had one; zero: none was lost. SaveUncounted makes such times durable. All may be empty where Claimed is nil.
 	Uncounted     map[device.ResourceName]time.Time
 	Forgotten     time.Time
 	SaveUncounted func(resources []device.ResourceName, now time.Time) error

@@ -13,10 +13,10 @@ import (
 //	free      devices that can be assigned, unless the plugin is lost. No withheld device is free, so that none counts under two IDs
 //	taken     devices that pods have
 //	busy      those of ended pods that are not proved free
-//	idle      those that the plugin does not list and no container has used since the boot: their pods are granted listed ones. One that
-//	          is busy as well counts once
+//	idle      unlisted devices that were granted in an earlier boot and have not been used since: their pods will get listed ones instead. One
+//	          that is busy as well counts once
 //	hidden    devices of static pods that no mirror pod requests, so that the scheduler does not count them; at least 0
-//	claimed   free devices, and devices of the pod itself, that pods name by claims that the scheduler does not count as requests
+//	claimed   devices that pods name by claims which the scheduler does not count as requests, as far as they are free or that pod's already
 //	admitted  the requests of the pods that the kubelet has admitted, and mirrored, those of mirror pods. 0 until the API server has listed the
 //	          node's pods: some are known only from the state file until then and may be gone, and nodestatus lowers no capacity
 //
