@@ -69,6 +69,35 @@ func TestAllowance_AllocationInFlight_NamespaceWaitsForItsShare(t *testing.T) {
 	})
 }
 
+// A host path answers each time, but later than a hook has time once its namespace has spent its allowance. The next try has the answer.
+func TestAllowance_PathIsSlowEachTime_NextTryHasTheAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := newPlugin(t)
+		slow := func() (int, error) { time.Sleep(700 * time.Millisecond); return 1, nil }
+		try := func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), leastPatience)
+			defer cancel()
+			_, err := checkHost(ctx, p.hostChecks.of("ns"), "device", "/slow", slow)
+			return err
+		}
+		if try() == nil {
+			t.Error("it has answered early")
+		}
+		time.Sleep(10 * time.Second)
+		if err := try(); err != nil {
+			t.Error(err)
+		}
+		if try() == nil {
+			t.Error("an answer counts twice")
+		}
+		time.Sleep(time.Minute)
+		if try() == nil {
+			t.Error("an answer counts after a minute")
+		}
+		time.Sleep(time.Second) // the last check ends
+	})
+}
+
 // The containers of many namespaces hold up the runtime for four seconds, and for a fifth of the time after that.
 func TestAllowance_AllocationsInFlightInManyNamespaces_HaveALimitInSum(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

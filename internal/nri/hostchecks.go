@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"runtime/debug"
 	"time"
 
@@ -16,6 +17,9 @@ const (
 	maxHostChecks, ownShare = 256, 16
 	// hangs is how long a check is under way before its source counts as one that does not answer: no other caller waits for it.
 	hangs = 200 * time.Millisecond
+	// keepsLate is how long a result is kept for the next caller if all that asked have given up: the kubelet tries a container again after 10 to 15 s. A source
+	// that always answers too late for a hook is served by that.
+	keepsLate = 30 * time.Second
 )
 
 // hostChecks are the host checks in progress by source, over all connections. If a file system hangs (a network's, a user's), the
@@ -31,10 +35,11 @@ type hostChecks struct {
 type sources struct {
 	mu       locks.Mutex[locks.Leaf]
 	underway map[string]*hostCheck
+	late     map[string]*hostCheck // that have ended after all callers had given up; each serves one more caller
 }
 
 func newHostChecks(log *slog.Logger) *hostChecks {
-	return &hostChecks{log: log, sources: &sources{underway: map[string]*hostCheck{}}}
+	return &hostChecks{log: log, sources: &sources{underway: map[string]*hostCheck{}, late: map[string]*hostCheck{}}}
 }
 
 // of returns the same checks for pods of a namespace.
@@ -42,13 +47,15 @@ func (l *hostChecks) of(namespace string) *hostChecks {
 	return &hostChecks{l.log, namespace, l.sources}
 }
 
-// A hostCheck is one read from the host. result is set when done is closed.
+// A hostCheck is one read from the host. Its result is set when done is closed.
 type hostCheck struct {
-	owner string
-	began time.Time
-	done  chan struct{}
-	value any
-	err   error
+	owner   string
+	began   time.Time
+	waiting int // callers; guarded by sources.mu
+	ended   time.Time
+	done    chan struct{}
+	value   any
+	err     error
 }
 
 // checkHost returns f's result for a source on the host, or an error when ctx ends. The result must depend on the source alone.
@@ -61,13 +68,8 @@ func checkHost[T any](ctx context.Context, l *hostChecks, what, source string, f
 	silent := func(why error) error {
 		return device.Refuse(device.HostDeviceMissing, why, "the host's file system does not answer about the %s %s", what, source)
 	}
-	if l.owner != "" && time.Since(one.began) > hangs {
-		return found, silent(context.DeadlineExceeded)
-	}
-	select {
-	case <-one.done:
-	case <-ctx.Done():
-		return found, silent(ctx.Err())
+	if err := l.wait(ctx, one); err != nil {
+		return found, silent(err)
 	}
 	if one.err != nil {
 		return found, one.err
@@ -75,12 +77,40 @@ func checkHost[T any](ctx context.Context, l *hostChecks, what, source string, f
 	return one.value.(T), nil
 }
 
+// wait waits for a check. It does not wait for one that is known to hang.
+func (l *hostChecks) wait(ctx context.Context, one *hostCheck) error {
+	select {
+	case <-one.done:
+		return nil
+	default:
+	}
+	err := context.DeadlineExceeded
+	if l.owner == "" || time.Since(one.began) <= hangs {
+		select {
+		case <-one.done:
+			return nil
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	one.waiting--
+	return err
+}
+
 // join returns the check in progress for a source, or a new one, or nil if there are too many others, and their number.
 func (l *hostChecks) join(source string, f func() (any, error)) (one *hostCheck, others int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if one := l.underway[source]; one != nil {
+		one.waiting++
 		return one, 0
+	}
+	if one := l.late[source]; one != nil {
+		if delete(l.late, source); time.Since(one.ended) < keepsLate {
+			return one, 0
+		}
 	}
 	own := 0
 	for _, other := range l.underway {
@@ -94,7 +124,7 @@ func (l *hostChecks) join(source string, f func() (any, error)) (one *hostCheck,
 	case l.owner != "" && own > 0 && own >= (maxHostChecks-len(l.underway))/ownShare:
 		return nil, own
 	}
-	one = &hostCheck{owner: l.owner, began: time.Now(), done: make(chan struct{})}
+	one = &hostCheck{owner: l.owner, began: time.Now(), waiting: 1, done: make(chan struct{})}
 	l.underway[source] = one
 	go func() { // ends when the host has answered
 		defer func() {
@@ -103,11 +133,22 @@ func (l *hostChecks) join(source string, f func() (any, error)) (one *hostCheck,
 				one.err = fmt.Errorf("devmgrd: internal error: %v", r)
 			}
 			l.mu.Lock()
+			defer l.mu.Unlock()
 			delete(l.underway, source)
-			l.mu.Unlock()
+			if one.ended = time.Now(); one.waiting == 0 {
+				l.keepLocked(source, one)
+			}
 			close(one.done)
 		}()
 		one.value, one.err = f()
 	}()
 	return one, 0
+}
+
+// keepLocked keeps a result for the next caller.
+func (l *sources) keepLocked(source string, one *hostCheck) {
+	maps.DeleteFunc(l.late, func(_ string, old *hostCheck) bool { return time.Since(old.ended) >= keepsLate })
+	if len(l.late) < maxHostChecks {
+		l.late[source] = one
+	}
 }
