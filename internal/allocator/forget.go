@@ -60,6 +60,18 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 	return lifted, nil
 }
 
+// Needed reports whether a pod has or requests devices of a resource, or an operator has cordoned one.
+func (a *Allocator) Needed(r device.ResourceName) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range a.inForce[r] {
+		if !c.Suspended {
+			return true
+		}
+	}
+	return len(a.usedByLocked(r)) > 0
+}
+
 // usedByLocked returns the pods that have or request devices of a resource.
 func (a *Allocator) usedByLocked(r device.ResourceName) []device.Pod {
 	users := map[device.PodUID]device.Pod{}

@@ -77,7 +77,7 @@ func TestAllowance_PathIsSlowEachTime_NextTryHasTheAnswer(t *testing.T) {
 		try := func() error {
 			ctx, cancel := context.WithTimeout(t.Context(), leastPatience)
 			defer cancel()
-			_, err := checkHost(ctx, p.hostChecks.of("ns"), "device", "/slow", slow)
+			_, err := checkHost(ctx, p.hostChecks.of("ns"), mountSource, "/slow", slow)
 			return err
 		}
 		if try() == nil {

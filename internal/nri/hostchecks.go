@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -18,8 +19,9 @@ const (
 	// hangs is how long a check is under way before its source counts as one that does not answer: no other caller waits for it.
 	hangs = 200 * time.Millisecond
 	// keepsLate is how long a result is kept for the next caller if all that asked have given up: the kubelet tries a container again after 10 to 15 s. A source
-	// that always answers too late for a hook is served by that.
-	keepsLate = 30 * time.Second
+	// that always answers too late for a hook is served by that. Only what is found at sources of mounts (mountSource) is kept: a device may have another number by then.
+	keepsLate   = 30 * time.Second
+	mountSource = "mount source"
 )
 
 // hostChecks are the host checks in progress by source, over all connections. If a file system hangs (a network's, a user's), the
@@ -62,7 +64,7 @@ type hostCheck struct {
 func checkHost[T any](ctx context.Context, l *hostChecks, what, source string, f func() (T, error)) (found T, err error) {
 	one, others := l.join(what+" "+source, func() (any, error) { return f() })
 	if one == nil {
-		return found, device.Refuse(device.HostDeviceMissing, nil,
+		return found, device.Refuse(device.HostDeviceMissing, context.DeadlineExceeded, // it says nothing about this source
 			"the %s %s cannot be checked: %d other sources on the host do not answer", what, source, others)
 	}
 	silent := func(why error) error {
@@ -107,7 +109,7 @@ func (l *hostChecks) join(source string, f func() (any, error)) (one *hostCheck,
 		one.waiting++
 		return one, 0
 	}
-	if one := l.late[source]; one != nil {
+	if one := l.late[source]; one != nil && l.owner != "" { // not for a proof
 		if delete(l.late, source); time.Since(one.ended) < keepsLate {
 			return one, 0
 		}
@@ -135,7 +137,7 @@ func (l *hostChecks) join(source string, f func() (any, error)) (one *hostCheck,
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			delete(l.underway, source)
-			if one.ended = time.Now(); one.waiting == 0 {
+			if one.ended = time.Now(); one.waiting == 0 && one.err == nil && strings.HasPrefix(source, mountSource) {
 				l.keepLocked(source, one)
 			}
 			close(one.done)

@@ -119,6 +119,9 @@ func TestHostChecks_AreBounded(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "device /dev/null cannot be checked: 256 other sources") {
 		t.Errorf("%v, want that there are too many", err)
 	}
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Error("it counts as a device that the host lacks")
+	}
 }
 
 func TestHostCheck_Panic_IsAnError(t *testing.T) {

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -26,14 +27,18 @@ func (r *deviceList) weight() int {
 func (r *Registry) afford(l *registration, list deviceList) error {
 	weight := list.weight()
 	for {
-		if err := r.tryAfford(l, weight); !r.makeRoom(l.resource, err) {
+		err := r.tryAfford(l, weight, nil)
+		if errors.As(err, new(*shareError)) {
+			err = r.tryAfford(l, weight, r.forgettable())
+		}
+		if !r.makeRoom(l.resource, err) {
 			return err
 		}
 	}
 }
 
 // tryAfford counts a list if it is within the limits, or does not weigh more than the one that it replaces.
-func (r *Registry) tryAfford(l *registration, weight int) error {
+func (r *Registry) tryAfford(l *registration, weight int, forgettable map[device.ResourceName]bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	counts := new(int) // what is counted of this list
@@ -48,14 +53,11 @@ func (r *Registry) tryAfford(l *registration, weight int) error {
 		*counts = weight
 		return nil
 	}
-	kept, uses := 0, part{weight, weight} // kept: of the other lists, lost resources' too
-	count := func(of *registration, bytes int, lost bool) {
-		kept += bytes
-		uses.add(bytes, of.pod == l.pod, lost)
-	}
+	uses := part{own: weight, all: weight}
+	count := func(of *registration, bytes int, makesRoom bool) { uses.add(bytes, of.pod == l.pod, makesRoom) }
 	for _, s := range r.resources {
 		if s.registration != l && !(s.resource == l.resource && !s.reserves(l)) {
-			count(s.registration, s.weight, s.lost())
+			count(s.registration, s.weight, s.lost() && forgettable[s.resource])
 		}
 		for _, other := range s.reserve {
 			if other != l {
@@ -66,8 +68,8 @@ func (r *Registry) tryAfford(l *registration, weight int) error {
 	switch limit := r.cfg.MaxTotalBytes; {
 	case l.pod != "" && uses.exceeds(limit):
 		return l.exceeds(uses, limit, "plugins.maxTotalBytes")
-	case kept+weight > limit:
-		return &budgetError{resource: l.resource, bytes: weight, others: kept, limit: limit}
+	case uses.all+uses.lost > limit:
+		return &budgetError{resource: l.resource, bytes: weight, others: uses.all + uses.lost - weight, limit: limit}
 	}
 	*counts = weight
 	return nil

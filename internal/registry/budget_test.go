@@ -63,6 +63,7 @@ func TestTotalBytes(t *testing.T) {
 type forgetful struct{ f *harness }
 
 func (forgetful) Devices(device.ResourceName) ([]device.DeviceStatus, bool) { return nil, true }
+func (forgetful) Needed(device.ResourceName) bool                           { return false }
 func (l forgetful) Forget(r device.ResourceName) ([]device.Cordon, error)   { return nil, l.f.Forget(r) }
 
 // A lost resource that is not in use makes room.
@@ -211,27 +212,55 @@ func (r requested) Forget(name device.ResourceName) ([]device.Cordon, error) {
 	return r.forgetful.Forget(name)
 }
 
+func (r requested) Needed(name device.ResourceName) bool {
+	return strings.HasPrefix(string(name), "junk")
+}
+
 // Lost resources that pods request make no room, and count in their pod's share.
 func TestRoom_LostAndRequested_CountInTheShare(t *testing.T) {
 	t.Parallel()
 	f := prepare(t, ownDirs(socketDir(t)), grace(50*time.Millisecond), func(c *registry.Config) { c.MaxResources = 8 })
 	f.with.Allocator = requested{forgetful{f}}
 	f.run()
-	greedy := f.directory("greedy").Sockets
-	n := 0
-	for ; n < 8; n++ {
-		name := device.ResourceName(fmt.Sprintf("junk.example/%d", n))
-		p := plugintest.New(t, greedy, string(name), plugintest.Devices(1)...)
-		p.Serve()
-		if p.Register() != nil {
-			break
+	for i, want := range []int{4, 2} { // the second pod is the first one's successor
+		greedy, n := f.directory(fmt.Sprint("greedy", i)).Sockets, 0
+		for ; n < 8; n++ {
+			name := device.ResourceName(fmt.Sprintf("junk.example/%d-%d", i, n))
+			p := plugintest.New(t, greedy, string(name), plugintest.Devices(1)...)
+			p.Serve()
+			if p.Register() != nil {
+				break
+			}
+			f.eventually("it serves", func() bool { return f.Offers()[name].State == device.Serving })
+			p.Stop()
+			f.eventually("it is lost", func() bool { return f.Offers()[name].State == device.Lost })
 		}
-		f.eventually("it serves", func() bool { return f.Offers()[name].State == device.Serving })
-		p.Stop()
-		f.eventually("it is lost", func() bool { return f.Offers()[name].State == device.Lost })
+		if n != want {
+			t.Errorf("pod %d has %d resources, want %d", i, n, want)
+		}
 	}
-	if n != 4 {
-		t.Errorf("a pod has %d resources, want 4", n)
+	plugintest.Start(t, f.directory("honest").Sockets, gpu, plugintest.Devices(1)...)
+}
+
+// Many pods take all that they can. There are places for the first resources of others.
+func TestRoom_ManyPodsTakeAllTheyCan_FirstResourcesHavePlaces(t *testing.T) {
+	t.Parallel()
+	f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxResources = 32 })
+	f.run()
+	var all []int
+	for i := range 6 {
+		dir, n := f.directory(fmt.Sprint("greedy", i)).Sockets, 0
+		for ; n < 32; n++ {
+			p := plugintest.New(t, dir, fmt.Sprintf("junk.example/%d-%d", i, n), plugintest.Devices(1)...)
+			p.Serve()
+			if p.Register() != nil {
+				break
+			}
+		}
+		all = append(all, n)
+	}
+	if want := []int{15, 7, 4, 2, 1, 1}; !slices.Equal(all, want) {
+		t.Errorf("pods have %v resources, want %v", all, want)
 	}
 	plugintest.Start(t, f.directory("honest").Sockets, gpu, plugintest.Devices(1)...)
 }

@@ -188,6 +188,8 @@ func (l *fakeLedger) Devices(r device.ResourceName) ([]device.DeviceStatus, bool
 	return []device.DeviceStatus{{}}, true
 }
 
+func (l *fakeLedger) Needed(r device.ResourceName) bool { return r == l.used || r == l.cordoned }
+
 func (l *fakeLedger) Forget(r device.ResourceName) ([]device.Cordon, error) {
 	if l.fail != nil {
 		return nil, l.fail

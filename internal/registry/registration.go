@@ -51,7 +51,8 @@ type registration struct {
 	attempt  func()             // closes tried
 	cancel   context.CancelFunc // ends Run; guarded by Registry.mu, as is what follows
 
-	pod string // in whose share it counts (share.go), as connlimit names it; empty: not known yet, or none
+	caller string // that has registered it in the common directory; empty: it was found there
+	pod    string // in whose share it counts (share.go), as connlimit names it; empty: not known yet, or none
 
 	// Of one in reserve (instances.go):
 	session *session

@@ -98,18 +98,18 @@ func (r *Registry) nextNumber() uint64 {
 // checkAcceptable returns an error if a registration would be refused. accept checks again.
 func (r *Registry) checkAcceptable(l *registration) error {
 	r.mu.Lock()
-	err := r.checkAcceptableLocked(l)
+	err := r.checkAcceptableLocked(l, nil)
 	r.mu.Unlock()
-	if pod, makes := makesRoom(err); makes && len(r.lostResources(pod)) > 0 {
-		return nil
+	if _, makes := makesRoom(err); makes && len(r.lostResources("")) > 0 {
+		return nil // accept decides
 	}
 	return err
 }
 
-func (r *Registry) checkAcceptableLocked(l *registration) error {
+func (r *Registry) checkAcceptableLocked(l *registration, forgettable map[device.ResourceName]bool) error {
 	s := r.resources[l.resource]
 	if s == nil && !r.closing {
-		if err := r.checkShareLocked(l); err != nil {
+		if err := r.checkShareLocked(l, forgettable); err != nil {
 			return err
 		}
 	}
@@ -134,10 +134,18 @@ func (r *Registry) checkAcceptableLocked(l *registration) error {
 // accept returns the resource that has lost its socket to l, if there is one. ListAndWatch names no resource, so the new plugin's
 // devices would be offered under both names. A socket therefore belongs to one resource: that of the newest registration.
 func (r *Registry) accept(l *registration, to *session) (loser device.ResourceName, err error) {
+	loser, err = r.tryAccept(l, to, nil)
+	if errors.As(err, new(*shareError)) {
+		loser, err = r.tryAccept(l, to, r.forgettable())
+	}
+	return loser, err
+}
+
+func (r *Registry) tryAccept(l *registration, to *session, forgettable map[device.ResourceName]bool) (loser device.ResourceName, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	l.metLocked(to)
-	if err := r.checkAcceptableLocked(l); err != nil {
+	if err := r.checkAcceptableLocked(l, forgettable); err != nil {
 		return "", err
 	}
 	s, rival := r.resources[l.resource], r.sameSocketLocked(l)

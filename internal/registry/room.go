@@ -15,6 +15,8 @@ type Allocator interface {
 	// Forget removes a resource with its records, through Registry.Forget. It fails with a *device.InUseError while a pod
 	// has or requests its devices, or a plugin serves it.
 	Forget(device.ResourceName) (lifted []device.Cordon, err error)
+	// Needed reports whether a pod has or requests a resource's devices, or an operator has cordoned one.
+	Needed(device.ResourceName) bool
 }
 
 // makesRoom reports whether lost resources may make room after a refusal: of one pod's plugins if they have used up their share, or of any; empty.
@@ -56,6 +58,15 @@ func (r *Registry) makeRoom(forResource device.ResourceName, refusal error) bool
 		}
 	}
 	return false
+}
+
+// forgettable returns the lost resources that can be forgotten.
+func (r *Registry) forgettable() map[device.ResourceName]bool {
+	all := map[device.ResourceName]bool{}
+	for _, lost := range r.lostResources("") {
+		all[lost.resource] = !r.neighbours.Allocator.Needed(lost.resource)
+	}
+	return all
 }
 
 // outOfService reports whether an operator has cordoned a device of a resource, and whether one is suspended.

@@ -42,8 +42,9 @@ func newServer(r *Registry) *registrationServer {
 // Register registers a plugin. It returns when the registration is accepted; the plugin's stream is opened afterwards.
 // Register ignores RegisterRequest.options and asks the plugin for its options, as the kubelet does.
 func (s *server) Register(ctx context.Context, request *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
-	d := peercreds.Of[caller](ctx).directory
-	if err := s.registry.register(ctx, d, request); err != nil {
+	from := peercreds.Of[caller](ctx)
+	d := from.directory
+	if err := s.registry.register(ctx, from, request); err != nil {
 		d.log.Warn("registration refused", "resource", device.Clip(request.GetResourceName()),
 			"endpoint", device.Clip(request.GetEndpoint()), "err", err)
 		return nil, refusalStatus(err)
@@ -51,13 +52,14 @@ func (s *server) Register(ctx context.Context, request *pluginapi.RegisterReques
 	return &pluginapi.Empty{}, nil
 }
 
-func (r *Registry) register(ctx context.Context, d *directory, request *pluginapi.RegisterRequest) error {
+func (r *Registry) register(ctx context.Context, from caller, request *pluginapi.RegisterRequest) error {
 	id := r.nextNumber()
 	resource, err := checkRequest(request)
 	if err != nil {
 		return err
 	}
-	l := newRegistration(r, id, resource, r.named(ctx, d.location, resource), request.GetEndpoint())
+	l := newRegistration(r, id, resource, r.named(ctx, from.directory.location, resource), request.GetEndpoint())
+	l.called(from.client)
 	on, err := r.connectBack(ctx, l)
 	if err != nil {
 		return err

@@ -7,20 +7,35 @@ import (
 	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
 )
 
-// The plugins of one pod may have as much of plugins.maxResources and plugins.maxTotalBytes as they leave free: one pod alone has half of them at most, two
-// have a third each, and n pods that take all they can leave one part in n+1 to others. One resource is always allowed. The pod's own lost resources count, and are forgotten for others
-// of it; those of others do not, since they make room. A list that does not grow is always allowed.
+// The plugins of one pod may have as much of plugins.maxResources and plugins.maxTotalBytes as they leave free: one pod alone has half of them at most,
+// and each further pod that takes all it can has half of the rest. A pod's first resource is allowed as long as there is a place, and one part in
+// firstPlaces is for first resources alone. The pod's own lost resources count, and are forgotten for others of it; those of others do not count if they
+// can be forgotten. A list that does not grow is always allowed.
 //
-// A plugin pod's own directory shows the pod. In the common directory, the cgroup of the process that listens at the plugin's socket shows the pod. What runs outside of pods has no such limit.
+// A plugin pod's own directory shows the pod. In the common directory, the cgroup of the process that listens at the plugin's socket shows the pod. What
+// runs outside of pods has no such limit.
 
-// metLocked notes whose process answers at the plugin's socket.
+// called notes which process has registered the plugin.
+func (l *registration) called(client string) {
+	if !l.location.pod.Known() {
+		l.caller, l.pod = client, podOf(client)
+	}
+}
+
+// metLocked notes whose process answers at the plugin's socket. If that has ended, and has left the socket to others, the process that has registered the plugin
+// counts.
 func (l *registration) metLocked(on *session) {
-	if l.location.pod.Known() {
-		return
+	if !l.location.pod.Known() && !(connlimit.HasEnded(on.process) && l.caller != "") {
+		l.pod = podOf(on.process)
 	}
-	if l.pod = ""; connlimit.IsPod(on.process) {
-		l.pod = on.process
+}
+
+// podOf returns a client that is a pod, or may be; empty: it is none.
+func podOf(client string) string {
+	if connlimit.IsPod(client) {
+		return client
 	}
+	return ""
 }
 
 // whose names the pod in messages.
@@ -31,35 +46,41 @@ func (l *registration) whose() string {
 	return l.pod
 }
 
-// A part is how much of a limit is in use: by one pod's plugins, and by all.
-type part struct{ own, all int }
+// firstPlaces is the inverse of the part of plugins.maxResources that only first resources of pods may use.
+const firstPlaces = 16
 
-// add adds what a resource uses. Lost resources of others make room.
-func (p *part) add(n int, own, lost bool) {
-	if own || !lost {
-		p.all += n
-	}
+// A part is how much of a limit is in use: by one pod's plugins, by all, and by lost resources of others that can be forgotten.
+type part struct{ own, all, lost int }
+
+// add adds what a resource uses. forgettable: it is lost, and makes room for others.
+func (p *part) add(n int, own, forgettable bool) {
 	if own {
 		p.own += n
+	}
+	if forgettable && !own {
+		p.lost += n
+	} else {
+		p.all += n
 	}
 }
 
 // exceeds reports whether the pod would have more than it leaves free.
 func (p part) exceeds(limit int) bool { return p.own > limit-p.all }
 
-// checkShareLocked fails if a new resource is one too many of its pod.
-func (r *Registry) checkShareLocked(l *registration) error {
-	uses := part{1, 1}
-	for _, s := range r.resources {
-		uses.add(1, s.registration.pod == l.pod, s.lost())
+// checkShareLocked fails if a new resource is one too many of its pod. forgettable: see Registry.forgettable.
+func (r *Registry) checkShareLocked(l *registration, forgettable map[device.ResourceName]bool) error {
+	uses := part{own: 1, all: 1}
+	for name, s := range r.resources {
+		uses.add(1, s.registration.pod == l.pod, s.lost() && forgettable[name])
 	}
-	if l.pod == "" || uses.own == 1 || !uses.exceeds(r.cfg.MaxResources) {
+	limit := r.cfg.MaxResources - r.cfg.MaxResources/firstPlaces
+	if l.pod == "" || uses.own == 1 || !uses.exceeds(limit) {
 		return nil
 	}
-	return l.exceeds(uses, r.cfg.MaxResources, "plugins.maxResources")
+	return l.exceeds(uses, limit, "plugins.maxResources")
 }
 
-// lost reports whether the resource has no plugin, so that it makes room for others.
+// lost reports whether the resource has no plugin, so that it may make room for others.
 func (s *resourceState) lost() bool { return s.state == device.Lost && s.session == nil }
 
 // exceeds returns the error for a resource or a list with which the pod's plugins would have more than they leave free.

@@ -30,6 +30,9 @@ func IsPod(client string) bool {
 	return client == endedClient || strings.HasPrefix(client, podPrefix)
 }
 
+// HasEnded reports whether UnixClient has named a process that has ended.
+func HasEnded(client string) bool { return client == endedClient }
+
 // PodClient returns the name of a pod as a client.
 func PodClient(pod device.PodUID) string { return podPrefix + string(pod) }
 
@@ -56,7 +59,7 @@ func UnixClient(conn net.Conn) (string, error) {
 			return
 		}
 		if peer.Pid > 0 {
-			if name = processOf(int(peer.Pid)); hasEnded(int(fd)) {
+			if name = processOf(int(peer.Pid)); peerHasEnded(int(fd)) {
 				name = endedClient // another process may have its ID
 			}
 			return
@@ -115,8 +118,8 @@ func processBehind(socket int) string {
 	return "process outside, pidfd " + strconv.FormatUint(file.Ino, 10)
 }
 
-// hasEnded reports whether the process at the other end of a socket has ended, from Linux 6.5 on.
-func hasEnded(socket int) bool {
+// peerHasEnded reports whether the process at the other end of a socket has ended, from Linux 6.5 on.
+func peerHasEnded(socket int) bool {
 	fd, err := unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 	if err != nil {
 		return err != unix.ENOPROTOOPT // there is no pidfd of a process that has been waited for
