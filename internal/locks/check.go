@@ -40,7 +40,7 @@ func Left[P place]() {
 }
 
 // held has the places of the locks that goroutines hold, each goroutine's in one of the slots from its own on. The race detector sees neither the table
-// nor its mutex, which would hide races between goroutines that take locks: so there is no map, no slice and no call in what uses them.
+// nor its mutex, which would hide races between goroutines that take locks: so what uses them has no map and no slice, whose functions the race detector would see.
 var held struct {
 	mu    sync.Mutex
 	slots [slots]struct {
