@@ -391,11 +391,12 @@ func (a *Allocator) unprovenLocked(p *pod) {
 	}
 }
 
-// acceptLocked has the devices of an ended pod released without further proof, if one of these is busy. It returns that one.
+// acceptLocked has the devices of an ended pod released without further proof, if one of these is busy: at the end of a command for them that may run
+// still (departedLocked). It returns that one.
 func (a *Allocator) acceptLocked(c device.Cordon) (released device.Cordon, was bool) {
 	for uid := range a.holdersLocked(c.Resource, c.ID) {
 		p := a.ended[uid]
-		if p == nil || p.departure.why == nil || !p.departure.why.Busy || a.cfg.Releaser != nil && a.cfg.Releaser.Running(uid) {
+		if p == nil || p.departure.why == nil || !p.departure.why.Busy {
 			continue
 		}
 		d := &p.departure

@@ -232,6 +232,24 @@ func TestRelease_Uncordon_ReleasesABusyDevice(t *testing.T) {
 	}, gated)
 }
 
+// A command of an earlier process may run until systemd has named the units that are left: the operator's word counts all the same.
+func TestRelease_UncordonWhileACommandRuns_DeviceIsFreeAtItsEnd(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.ends(device.Release{Why: "release.command failed", Failed: "exit code 3"})
+		r.releaser.runs("a", true)
+		r.after(10 * time.Second)
+		if lifted, err := r.Uncordon([]device.Cordon{{Resource: gpu, ID: "d0"}}); err != nil || len(lifted) != 1 {
+			t.Errorf("uncordoned %v, %v", lifted, err)
+		}
+		r.after(10 * time.Second)
+		r.expect("b", "main", "waiting DeviceBusy")
+		r.releaser.runs("a", false)
+		r.after(0)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	}, gated)
+}
+
 // The write that releases the devices fails: the proof is not repeated, and the devices are not free before.
 func TestRelease_WriteFails_DeviceStaysThePods(t *testing.T) {
 	t.Parallel()
