@@ -1,7 +1,6 @@
 package pods
 
 import (
-	"maps"
 	"math"
 	"path"
 	"regexp"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
-	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // A podState is the relevant state of a pod in the API.
@@ -57,12 +55,13 @@ func (r reader) pod(obj any) (podState, bool) {
 		},
 	}
 	if !s.ended {
-		s.demand.Demands = r.demands(p)
+		room := &room{maxPodSize}
+		s.demand.Demands = r.demands(p, room)
 		if p.Status.ExtendedResourceClaimStatus != nil && !slices.ContainsFunc(s.demand.Demands, func(d device.Demand) bool { return len(d.Wants) > 0 }) {
 			s.demand.Admitted = true // the scheduler has made a claim for all that it requests: the kubelet does not check that
 		}
 		s.demand.Containers, s.demand.Sidecars = containers(p)
-		s.demand = bounded(s.demand)
+		s.demand = bounded(s.demand, room)
 	}
 	return s, true
 }
@@ -175,7 +174,7 @@ func kindOf(c *corev1.Container) device.Kind {
 // demands returns the containers' requests, in the order in which the containers start. As in the kubelet's device manager,
 // ephemeral containers and pod overhead never have devices, and a container's limits count; its requests equal them for
 // extended resources. A static pod has no claims, so those of its mirror pod do not count.
-func (r reader) demands(p *corev1.Pod) []device.Demand {
+func (r reader) demands(p *corev1.Pod, room *room) []device.Demand {
 	var all []device.Demand
 	named := map[string]string{} // the claims, by the pod's names for them
 	if r.claims && !mirrored(p) {
@@ -190,13 +189,13 @@ func (r reader) demands(p *corev1.Pod) []device.Demand {
 		if wants == nil && claims == nil {
 			return
 		}
-		env := variables(c)
+		env := variables(c, room)
 		d := device.Demand{
 			Container: device.Container{Pod: uid(p), Name: c.Name},
-			Kind:      kind, Wants: wants, Env: env, Refs: references(c, env), Claims: claims,
+			Kind:      kind, Wants: wants, Env: env, Refs: references(c, env, room), Claims: claims,
 		}
 		if len(claims) > 0 {
-			d.Volumes = volumes(c)
+			d.Volumes = volumes(c, room)
 		}
 		all = append(all, d)
 	}
@@ -214,12 +213,12 @@ func (r reader) demands(p *corev1.Pod) []device.Demand {
 }
 
 // volumes returns the paths of the pod's volumes in a container, ascending.
-func volumes(c *corev1.Container) (all []string) {
+func volumes(c *corev1.Container, room *room) (all []string) {
 	for _, m := range c.VolumeMounts {
-		all = append(all, path.Clean(m.MountPath))
+		all = room.add(all, path.Clean(m.MountPath))
 	}
 	for _, d := range c.VolumeDevices {
-		all = append(all, path.Clean(d.DevicePath))
+		all = room.add(all, path.Clean(d.DevicePath))
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
@@ -299,8 +298,10 @@ func claimNames(p *corev1.Pod) map[string]string {
 
 // variables returns the names that the specification sets in the container, ascending. Names from envFrom are not known here:
 // they are in other objects.
-func variables(c *corev1.Container) []string {
-	names := lists.Map(c.Env, func(v corev1.EnvVar) string { return v.Name })
+func variables(c *corev1.Container, room *room) (names []string) {
+	for i := range c.Env {
+		names = room.add(names, c.Env[i].Name)
+	}
 	slices.Sort(names)
 	return slices.Compact(names)
 }
@@ -308,10 +309,10 @@ func variables(c *corev1.Container) []string {
 // references returns the variables that command and args refer to as $(NAME) and that the specification does not define,
 // ascending; defined are those that it does. The kubelet leaves undefined references unchanged. It turns $$(NAME) into the
 // same text, so a name that is escaped anywhere is left out.
-func references(c *corev1.Container, defined []string) []string {
-	found, escaped := map[string]bool{}, map[string]bool{}
+func references(c *corev1.Container, defined []string, room *room) (names []string) {
+	plain := map[string]bool{} // whether the name is escaped nowhere
 	for _, text := range slices.Concat(c.Command, c.Args) {
-		for {
+		for room.left > 0 {
 			before, rest, more := strings.Cut(text, "$(")
 			if !more {
 				break
@@ -321,19 +322,26 @@ func references(c *corev1.Container, defined []string) []string {
 				break
 			}
 			dollars := len(before) - len(strings.TrimRight(before, "$"))
-			if dollars%2 == 0 {
-				found[name] = true
-			} else {
-				escaped[name] = true
+			was, known := plain[name]
+			switch is := dollars%2 == 0; {
+			case known && was != is:
+				plain[name] = false
+			case !known:
+				if _, own := slices.BinarySearch(defined, name); !own && name != "" {
+					plain[strings.Clone(name)] = is
+					room.take(name)
+				}
 			}
 			text = after
 		}
 	}
-	maps.DeleteFunc(found, func(name string, _ bool) bool {
-		_, own := slices.BinarySearch(defined, name)
-		return own || name == "" || escaped[name]
-	})
-	return slices.Sorted(maps.Keys(found))
+	for name, is := range plain {
+		if is {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // newObjects returns the objects into which the watch decodes.

@@ -104,7 +104,7 @@ func TestReferences(t *testing.T) {
 		{"$$(A) $(A)", nil},
 		{"", nil},
 	} {
-		got := references(&corev1.Container{Args: []string{"x", c.args}}, []string{"OTHER", "OWN"})
+		got := references(&corev1.Container{Args: []string{"x", c.args}}, []string{"OTHER", "OWN"}, &room{maxPodSize})
 		if !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %q, want %q", c.args, got, c.want)
 		}

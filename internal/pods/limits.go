@@ -2,6 +2,7 @@ package pods
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -17,9 +18,26 @@ const (
 	maxMirrorsSize = 16 << 20
 )
 
+// perText is what a text takes in memory besides its bytes.
+const perText = 64
+
+// A room is how many bytes of a pod's texts are still read: the rest of a pod beyond its limit costs nothing at each of its changes.
+type room struct{ left int }
+
+func (r *room) take(text string) { r.left -= perText + len(text) }
+
+// add appends a text of a pod to a list while there is room. The text may be a part of a much longer one, which is not kept.
+func (r *room) add(all []string, text string) []string {
+	if r.left > 0 {
+		r.take(text)
+		all = append(all, strings.Clone(text))
+	}
+	return all
+}
+
 // bounded returns the demand of a pod within the limits. A pod beyond them keeps its containers that request devices, which wait.
-func bounded(d device.PodDemand) device.PodDemand {
-	why := excess(d)
+func bounded(d device.PodDemand, room *room) device.PodDemand {
+	why := excess(d, room)
 	if why == "" {
 		return d
 	}
@@ -31,16 +49,16 @@ func bounded(d device.PodDemand) device.PodDemand {
 }
 
 // excess returns which limit of one pod a demand exceeds; empty: none.
-func excess(d device.PodDemand) string {
-	names := len(resources(d))
-	switch n := size(d); {
+func excess(d device.PodDemand, room *room) string {
+	names, large := len(resources(d)), room.left <= 0 || size(d) > maxPodSize
+	switch {
 	case names > maxNames:
 		return fmt.Sprintf("the pod requests %d extended resources, and may request %d", names, maxNames)
 	case claims(d) > maxClaims:
 		return fmt.Sprintf("the pod names %d ResourceClaims, and may name %d", claims(d), maxClaims)
-	case n > maxPodSize && len(d.Demands) > 0:
-		return fmt.Sprintf("the names of the resources, containers, variables, claims and volumes of the pod's containers take %d bytes, and may take %d", n, maxPodSize)
-	case n > maxPodSize:
+	case large && len(d.Demands) > 0:
+		return fmt.Sprintf("the names of the resources, containers, variables, claims and volumes of the pod's containers take more than %d bytes", maxPodSize)
+	case large:
 		return "too many containers"
 	}
 	return ""
@@ -70,11 +88,11 @@ func claims(d device.PodDemand) int {
 
 // size returns about how many bytes a demand takes in memory, with the allocator's tables of resources that only this pod names.
 func size(d device.PodDemand) int {
-	const pod, container, table, entry = 512, 384, 1536, 64
+	const pod, container, table = 512, 384, 1536
 	n := pod + table*len(resources(d))
 	text := func(all ...string) {
 		for _, s := range all {
-			n += entry + len(s)
+			n += perText + len(s)
 		}
 	}
 	text(d.Containers...)

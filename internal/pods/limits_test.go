@@ -3,6 +3,7 @@ package pods
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -65,6 +66,64 @@ func TestLimit_OfOnePod(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// heap returns the heap in use, and all that has ever been allocated. Tests that compare them do not run next to others.
+func heap() (used, ever uint64) {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc, m.TotalAlloc
+}
+
+// A name that is cut from a text shares the text's memory. Pods have texts of about 1.4 MB.
+func TestLimit_PartsOfLongTexts_DoNotKeepThem(t *testing.T) {
+	for name, edit := range map[string]func(*corev1.Container){
+		"an argument's reference": func(c *corev1.Container) { c.Args = []string{"$(ab)" + strings.Repeat("x", 1<<20)} },
+		"a volume's path": func(c *corev1.Container) {
+			c.VolumeMounts = []corev1.VolumeMount{{MountPath: "/ab" + strings.Repeat("/", 1<<20)}}
+			c.Resources.Claims = []corev1.ResourceClaim{{Name: "c"}}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(reader{claims: true}, newDiary(), &sandboxes{all: true})
+			before, _ := heap()
+			for i := range 50 {
+				p := newPod(fmt.Sprint("p", i), container("c", "made.up/r", "1"))
+				edit(&p.Spec.Containers[0])
+				_ = s.Add(p)
+			}
+			if used, _ := heap(); used > before+5<<20 {
+				t.Errorf("50 pods, which count as %d bytes, keep %d KiB", s.size, (used-before)>>10)
+			}
+			if len(s.pods) != 50 {
+				t.Errorf("%d pods are known", len(s.pods))
+			}
+		})
+	}
+}
+
+// A pod is read at each of its changes. What is beyond the limit makes the pod wait, however long it is.
+func TestLimit_ArgumentsOfReferences_ReadUpToTheLimit(t *testing.T) {
+	large := newPod("large", container("c", "made.up/r", "1"))
+	var text strings.Builder
+	for i := 0; text.Len() < 1_400_000; i++ {
+		fmt.Fprintf(&text, "$(%x)", i)
+	}
+	large.Spec.Containers[0].Args = []string{text.String()}
+	_, before := heap()
+	began := time.Now()
+	s, _ := reader{}.pod(large)
+	took := time.Since(began)
+	_, after := heap()
+	t.Logf("reading took %v and %d KiB", took, (after-before)>>10)
+	if after-before > 4*maxPodSize {
+		t.Errorf("reading the pod allocates %d KiB", (after-before)>>10)
+	}
+	if d := s.demand.Demands[0]; d.Blocked != device.PodTooLarge {
+		t.Errorf("the demand is %+v", d)
 	}
 }
 

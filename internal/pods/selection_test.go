@@ -48,7 +48,7 @@ func TestLimit(t *testing.T) {
 		"main: {a.com/gpu: {use: [x]}}\n---\nmain: {}":               "more than one document",
 		strings.Repeat(" ", maxSelection+1):                          "it has 16385 bytes",
 	} {
-		demands := reader{ignored: ignoring(nil), selectors: true}.demands(selecting(annotation))
+		demands := reader{ignored: ignoring(nil), selectors: true}.demands(selecting(annotation), &room{maxPodSize})
 		var all, mistakes []string
 		for _, d := range demands {
 			if d.Mistake != "" {
@@ -68,7 +68,7 @@ func TestLimit(t *testing.T) {
 			t.Errorf("%q: %q, %q, want %q", annotation, mistakes, got, want)
 		}
 	}
-	for _, d := range (reader{ignored: ignoring(nil)}).demands(selecting("main: {a.com/gpu: {use: [x]}}")) {
+	for _, d := range (reader{ignored: ignoring(nil)}).demands(selecting("main: {a.com/gpu: {use: [x]}}"), &room{maxPodSize}) {
 		if d.Select != nil || d.Mistake != "" {
 			t.Errorf("switched off: %+v", d)
 		}

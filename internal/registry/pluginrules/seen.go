@@ -63,6 +63,7 @@ func (m *memory) note(resource device.ResourceName, ids []device.ID, g device.Gr
 			names = lists.Strings(ids[:min(len(ids), maxIDs)])
 		}
 		m.n++
+		text = strings.Clone(text) // it may be a part of a much longer one, which would stay in memory
 		to[text] = generalize(text, names)
 	}
 	for name := range g.Env {
