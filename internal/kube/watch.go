@@ -9,6 +9,8 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -28,13 +30,19 @@ const (
 	steady     = 10 * time.Second
 )
 
-// WatchConfig is what NewWatch needs. Every field is required.
+// pageSize is how many objects are asked for at once of an API server that does not stream its lists.
+const pageSize = 10
+
+// WatchConfig is what NewWatch needs. Every field but Trim is required.
 type WatchConfig struct {
 	Name     string // for logs and errors, such as "this node"
 	Client   rest.Interface
 	Resource string // the plural in the API, such as "pods"
 	Selector fields.Selector
 	New      func() (object, list runtime.Object) // an empty object of the resource, and an empty list of them
+	// Trim returns what Store.Replace gets for an object of a list, without what is not needed of it: a list may be long, and its objects large. They
+	// are trimmed as they arrive. nil: the objects themselves.
+	Trim func(object any) any
 	// Store receives all changes in order, from one goroutine: Replace after each list; Add, Update and Delete for the events
 	// of the watch; and Bookmark, if it has that method.
 	Store cache.ReflectorStore
@@ -64,7 +72,7 @@ func NewWatch(cfg WatchConfig) *Watch {
 	object, _ := cfg.New()
 	w.reflector = cache.NewReflectorWithOptions(
 		&cache.ListWatch{ListWithContextFunc: w.list, WatchFuncWithContext: w.watch},
-		object, observed(w, cfg.Store), cache.ReflectorOptions{Name: cfg.Name, TypeDescription: cfg.Resource})
+		object, observed(w), cache.ReflectorOptions{Name: cfg.Name, TypeDescription: cfg.Resource})
 	return w
 }
 
@@ -111,11 +119,41 @@ func (w *Watch) list(ctx context.Context, o metav1.ListOptions) (runtime.Object,
 	if o.ResourceVersion == "0" {
 		o.ResourceVersion = ""
 	}
+	switch { // the reflector wants pages of the latest state
+	case o.ResourceVersion != "":
+		o.Limit = 0 // the API server has that state in memory, but no pages of it
+	case o.Limit > 0:
+		o.Limit = pageSize
+	}
 	o.FieldSelector = w.cfg.Selector.String()
 	w.progress(func() { w.open = false }) // a watch that was to stream the list has failed
 	_, list := w.cfg.New()
-	err := params(w.cfg.Client.Get().Resource(w.cfg.Resource), o).Do(ctx).Into(list)
-	return list, err
+	if err := params(w.cfg.Client.Get().Resource(w.cfg.Resource), o).Do(ctx).Into(list); err != nil || w.cfg.Trim == nil {
+		return list, err
+	}
+	return w.trimmed(list)
+}
+
+// A trimmed is what Trim has returned for an object, where the reflector needs an object.
+type trimmed struct {
+	metav1.TypeMeta
+	is any
+}
+
+func (t *trimmed) DeepCopyObject() runtime.Object { return t }
+
+// trimmed returns a list with its objects trimmed.
+func (w *Watch) trimmed(list runtime.Object) (runtime.Object, error) {
+	of, err := meta.ListAccessor(list)
+	if err != nil {
+		return nil, err
+	}
+	short := &metainternalversion.List{ListMeta: metav1.ListMeta{ResourceVersion: of.GetResourceVersion(), Continue: of.GetContinue()}}
+	err = meta.EachListItem(list, func(object runtime.Object) error {
+		short.Items = append(short.Items, &trimmed{is: w.cfg.Trim(object)})
+		return nil
+	})
+	return short, err
 }
 
 // watch makes one watch request.
@@ -174,13 +212,26 @@ func (w *Watch) end(err error) time.Duration {
 	return time.Since(since)
 }
 
-// observedStore is a store that reports each full list to its Watch.
+// observedStore is a store that reports each full list to its Watch, and has a streamed list trimmed.
 type observedStore struct {
 	cache.ReflectorStore
 	watch *Watch
 }
 
+// Transformer returns what the reflector does with each object of a streamed list.
+func (n observedStore) Transformer() cache.TransformFunc {
+	if n.watch.cfg.Trim == nil {
+		return nil
+	}
+	return func(object any) (any, error) { return n.watch.cfg.Trim(object), nil }
+}
+
 func (n observedStore) Replace(list []any, version string) error {
+	for i := range list {
+		if t, is := list[i].(*trimmed); is {
+			list[i] = t.is
+		}
+	}
 	err := n.ReflectorStore.Replace(list, version)
 	n.watch.progress(func() { n.watch.listed = true })
 	return err
@@ -192,12 +243,13 @@ type observedBookmarks struct {
 	cache.ReflectorBookmarkStore
 }
 
-// observed wraps a store, with Bookmark if the store has it.
-func observed(w *Watch, s cache.ReflectorStore) cache.ReflectorStore {
-	if b, ok := s.(cache.ReflectorBookmarkStore); ok {
-		return observedBookmarks{observedStore{s, w}, b}
+// observed wraps a Watch's store, with Bookmark if the store has it.
+func observed(w *Watch) cache.ReflectorStore {
+	of := observedStore{w.cfg.Store, w}
+	if b, ok := w.cfg.Store.(cache.ReflectorBookmarkStore); ok {
+		return observedBookmarks{of, b}
 	}
-	return observedStore{s, w}
+	return of
 }
 
 // ParseVersion returns a resourceVersion as an integer, which Kubernetes lets clients compare; 0: it is not one.

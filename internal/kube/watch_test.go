@@ -3,7 +3,9 @@ package kube_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -11,7 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/devmgrd/devmgrd/internal/kube"
@@ -42,7 +44,7 @@ func TestOneLinePerChange(t *testing.T) {
 	log := &lines{}
 	w := kube.NewWatch(kube.WatchConfig{
 		Name: "our node", Client: api.Client(), Resource: "nodes", Selector: fields.OneTermEqualSelector("metadata.name", "n1"),
-		New:   func() (object, list runtime.Object) { return &corev1.Node{}, &corev1.NodeList{} },
+		New:   func() (object, list apiruntime.Object) { return &corev1.Node{}, &corev1.NodeList{} },
 		Store: cache.NewStore(cache.MetaNamespaceKeyFunc), Log: slog.New(slog.NewTextHandler(log, nil)),
 	})
 	ctx, stop := context.WithCancel(context.Background())
@@ -99,7 +101,7 @@ func TestBack_NeverAway_IsZero(t *testing.T) {
 	api := kubetest.New(t)
 	w := kube.NewWatch(kube.WatchConfig{
 		Name: "our node", Client: api.Client(), Resource: "nodes", Selector: fields.OneTermEqualSelector("metadata.name", "n1"),
-		New:   func() (object, list runtime.Object) { return &corev1.Node{}, &corev1.NodeList{} },
+		New:   func() (object, list apiruntime.Object) { return &corev1.Node{}, &corev1.NodeList{} },
 		Store: cache.NewStore(cache.MetaNamespaceKeyFunc), Log: slog.New(slog.DiscardHandler),
 	})
 	ctx, stop := context.WithCancel(context.Background())
@@ -112,5 +114,71 @@ func TestBack_NeverAway_IsZero(t *testing.T) {
 	stop()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// A weighed store measures the heap that is in use when a full list arrives.
+type weighed struct {
+	cache.Store
+	heap uint64
+	list []any
+}
+
+func (s *weighed) Replace(list []any, _ string) error {
+	s.list, s.heap = list, heap()
+	return nil
+}
+
+func heap() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// An API server has any number of pods for a node, of about 1.4 MB each.
+func TestWatch_ListIsAStream_ObjectsAreTrimmed(t *testing.T) {
+	for name, plain := range map[string]bool{"as a stream": false, "in pages": true} {
+		t.Run(name, func(t *testing.T) {
+			const pods = 42
+			api := kubetest.New(t)
+			if plain {
+				api.PlainLists()
+			}
+			large := &corev1.Pod{Spec: corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "c", Args: []string{strings.Repeat("x", 256<<10)}}}}}
+			for i := range pods {
+				large.Namespace, large.Name = "a", fmt.Sprint("p", i)
+				api.Put(large)
+			}
+			s := &weighed{}
+			w := kube.NewWatch(kube.WatchConfig{
+				Name: "pods", Client: api.Client(), Resource: "pods", Selector: fields.OneTermEqualSelector("spec.nodeName", "n1"),
+				New:   func() (object, list apiruntime.Object) { return &corev1.Pod{}, &corev1.PodList{} },
+				Trim:  func(object any) any { return object.(*corev1.Pod).Name },
+				Store: s, Log: slog.New(slog.DiscardHandler),
+			})
+			before := heap()
+			ctx, stop := context.WithCancel(context.Background())
+			done := make(chan error)
+			go func() { done <- w.Run(ctx) }()
+			kubetest.Until(t, "in step", func() bool { return w.Check() == nil })
+			stop()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			held := int64(s.heap-before) >> 10
+			t.Logf("%d KiB are held", held)
+			if held > 4<<10 {
+				t.Errorf("a list of %d pods of 256 KiB holds %d KiB", pods, held)
+			}
+			names := map[any]bool{}
+			for _, one := range s.list {
+				names[one] = true
+			}
+			if len(names) != pods || !names["p0"] || !names["p41"] {
+				t.Errorf("the store gets %v", s.list)
+			}
+		})
 	}
 }

@@ -35,8 +35,19 @@ type reader struct {
 	claims    bool // devmgrd serves claims
 }
 
-// pod reads a pod from the watch.
+// trim returns what is kept of a pod: it may have 1.4 MB, and a list of pods has no limit.
+func (r reader) trim(obj any) any {
+	if s, ok := r.pod(obj); ok {
+		return s
+	}
+	return obj
+}
+
+// pod reads a pod from the watch, or from a list that has been trimmed.
 func (r reader) pod(obj any) (podState, bool) {
+	if s, ok := obj.(podState); ok {
+		return s, true
+	}
 	p, ok := obj.(*corev1.Pod)
 	if !ok {
 		return podState{}, false

@@ -78,6 +78,7 @@ func New(cfg Config) *Pods {
 			Resource: "pods",
 			Selector: fields.OneTermEqualSelector("spec.nodeName", cfg.NodeName),
 			New:      newObjects,
+			Trim:     s.reader.trim,
 			Store:    s,
 			Log:      cfg.Log,
 		}),

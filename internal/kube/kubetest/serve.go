@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,7 +53,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "watch":
 		s.serveWatch(w, r, path)
 	case "list":
-		s.serveList(w, path, q.Get("fieldSelector"))
+		s.serveList(w, path, q)
 	case "patch":
 		s.servePatch(w, r, path)
 	case "conditions":
@@ -74,17 +76,24 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *Server) serveList(w http.ResponseWriter, resource, selector string) {
+// serveList lists objects, by path. With a limit it lists that many, and the rest as the client asks for it.
+func (s *Server) serveList(w http.ResponseWriter, resource string, q url.Values) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	items := []object{}
-	for path, o := range s.objects {
-		if matches(path, resource, selector, o) {
-			items = append(items, o)
+	limit, _ := strconv.Atoi(q.Get("limit"))
+	items, last, more := []object{}, "", ""
+	for _, path := range slices.Sorted(maps.Keys(s.objects)) {
+		switch o := s.objects[path]; {
+		case path <= q.Get("continue") || !matches(path, resource, q.Get("fieldSelector"), o):
+			continue
+		case limit > 0 && len(items) == limit:
+			more = last
+		default:
+			items, last = append(items, o), path
 		}
 	}
 	reply(w, http.StatusOK, object{"apiVersion": versionOf(resource), "kind": kinds[resource] + "List",
-		"metadata": object{"resourceVersion": strconv.Itoa(s.version)}, "items": items})
+		"metadata": object{"resourceVersion": strconv.Itoa(s.version), "continue": more}, "items": items})
 }
 
 func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request, resource string) {
