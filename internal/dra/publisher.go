@@ -19,7 +19,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
@@ -320,7 +319,7 @@ func (p *Publisher) write(ctx context.Context, v verb, shown, want *resourceapi.
 	case v == remove:
 		p.slices.missing(name, shown)
 	default:
-		p.slices.observe(name, version{kube.ParseVersion(got.ResourceVersion), got})
+		p.slices.observe(got)
 	}
 	level := slog.LevelInfo
 	if v == update {

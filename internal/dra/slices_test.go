@@ -393,7 +393,7 @@ func TestStore_SliceAsWanted_SharesItsAttributes(t *testing.T) {
 	shown.ResourceVersion, shown.Spec.Pool.Generation, shown.Spec.Devices[1].Taints[0].TimeAdded = "7", 3, &metav1.Time{Time: time.Unix(1, 0)}
 	before := shown.DeepCopy()
 	p := &Publisher{slices: &Slices{store: newStore()}, pools: map[string]*pace{}}
-	p.slices.observe(shown.Name, version{7, shown})
+	p.slices.observe(shown)
 	for range 2 {
 		all, _ := p.slices.now()
 		if _, written := p.settle(t.Context(), shown.Name, all[shown.Name], want); written {
@@ -415,7 +415,8 @@ func TestStore_SliceAsWanted_SharesItsAttributes(t *testing.T) {
 	}
 
 	newer := before.DeepCopy()
-	p.slices.observe(shown.Name, version{8, newer})
+	newer.ResourceVersion = "8"
+	p.slices.observe(newer)
 	p.slices.share(shown, want)
 	if all, _ := p.slices.now(); all[shown.Name] != newer {
 		t.Error("a newer version was replaced")

@@ -1,24 +1,18 @@
 package dra
 
 import (
+	"maps"
 	"slices"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
-
-// A version is one ResourceSlice at its latest known version.
-type version struct {
-	number uint64                     // its resourceVersion
-	slice  *resourceapi.ResourceSlice // never changed; nil: deleted
-}
 
 // store holds devmgrd's ResourceSlices of this node, from the watch and from the answers to writes. It is the reflector's store: its
 // methods never fail.
@@ -28,57 +22,51 @@ type store struct {
 	relisted chan struct{} // likewise after a full list: the API server is back
 	first    chan struct{} // closed at the first full list
 
-	mu     locks.Mutex[locks.Leaf] // guards what follows; never held across I/O
-	byName map[string]version
-	listed time.Time                         // when there was the first full list; zero: there has been none
-	left   map[device.ResourceName]time.Time // when the last removal of a resource's slice was noticed
+	mu     locks.Mutex[locks.Leaf]                  // guards what follows; never held across I/O
+	slices kube.Objects[*resourceapi.ResourceSlice] // which are never changed
+	listed time.Time                                // when there was the first full list; zero: there has been none
+	left   map[device.ResourceName]time.Time        // when the last removal of a resource's slice was noticed, for bindingTime at least
+	pruned time.Time                                // when those of left that are older were forgotten
 }
 
 func newStore() *store {
-	return &store{changed: make(chan struct{}, 1), removed: make(chan struct{}, 1), relisted: make(chan struct{}, 1), first: make(chan struct{}), byName: map[string]version{}, left: map[device.ResourceName]time.Time{}}
+	return &store{changed: make(chan struct{}, 1), removed: make(chan struct{}, 1), relisted: make(chan struct{}, 1), first: make(chan struct{}), left: map[device.ResourceName]time.Time{}}
 }
 
 // now returns the ResourceSlices by name; known is false before the first list.
 func (s *store) now() (all map[string]*resourceapi.ResourceSlice, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all = make(map[string]*resourceapi.ResourceSlice, len(s.byName))
-	for name, v := range s.byName {
-		if v.slice != nil {
-			all[name] = v.slice
-		}
-	}
-	return all, !s.listed.IsZero()
+	return maps.Collect(s.slices.All()), !s.listed.IsZero()
 }
 
-// observe stores a version of a ResourceSlice unless a newer one is known, and reports whether it did. An event of the watch may be
-// older than the answer to a write.
-func (s *store) observe(name string, v version) bool {
+// observe takes a ResourceSlice from the answer to a write.
+func (s *store) observe(slice *resourceapi.ResourceSlice) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if v.number <= s.byName[name].number {
-		return false
-	}
-	if v.slice == nil {
-		s.leaveLocked(s.byName[name].slice)
-	}
-	s.byName[name] = v
-	return true
+	s.slices.Answered(slice.Name, kube.ParseVersion(slice.ResourceVersion), slice)
 }
 
-// leaveLocked records that a ResourceSlice is gone; nil: it was not there.
+// leaveLocked records that a ResourceSlice is gone. Anyone with the node's token may name any resource in one.
 func (s *store) leaveLocked(slice *resourceapi.ResourceSlice) {
-	if slice != nil {
-		s.left[resourceOf(slice)] = time.Now()
+	r, err := device.ParseResourceName(string(resourceOf(slice)))
+	if err != nil {
+		return
 	}
+	now := time.Now()
+	if now.Sub(s.pruned) >= bindingTime {
+		maps.DeleteFunc(s.left, func(_ device.ResourceName, at time.Time) bool { return now.Sub(at) >= bindingTime })
+		s.pruned = now
+	}
+	s.left[r] = now
 }
 
 // of reports whether there is a ResourceSlice of a resource, when one has left, and when the slices were listed first; zero: not yet.
 func (s *store) of(r device.ResourceName) (is bool, left, listed time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, v := range s.byName {
-		if v.slice != nil && resourceOf(v.slice) == r {
+	for _, slice := range s.slices.All() {
+		if resourceOf(slice) == r {
 			return true, time.Time{}, s.listed
 		}
 	}
@@ -102,8 +90,8 @@ func (s *store) share(shown, want *resourceapi.ResourceSlice) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if v := s.byName[shown.Name]; v.slice == shown {
-		s.byName[shown.Name] = version{v.number, &next}
+	if now, _ := s.slices.Get(shown.Name); now == shown {
+		s.slices.Exchange(shown.Name, &next)
 	}
 }
 
@@ -111,9 +99,9 @@ func (s *store) share(shown, want *resourceapi.ResourceSlice) {
 func (s *store) missing(name string, known *resourceapi.ResourceSlice) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if v := s.byName[name]; v.slice == known {
+	if now, _ := s.slices.Get(name); now == known {
 		s.leaveLocked(known)
-		s.byName[name] = version{number: v.number}
+		s.slices.Missing(name)
 	}
 }
 
@@ -122,7 +110,14 @@ func (s *store) Add(obj any) error { return s.Update(obj) }
 
 // Update receives a change from the watch.
 func (s *store) Update(obj any) error {
-	if slice, ok := obj.(*resourceapi.ResourceSlice); ok && s.observe(slice.Name, version{kube.ParseVersion(slice.ResourceVersion), slice}) {
+	slice, ok := obj.(*resourceapi.ResourceSlice)
+	if !ok {
+		return nil
+	}
+	s.mu.Lock()
+	newer := s.slices.Seen(slice.Name, kube.ParseVersion(slice.ResourceVersion), slice)
+	s.mu.Unlock()
+	if newer {
 		loops.Signal(s.changed)
 	}
 	return nil
@@ -130,40 +125,38 @@ func (s *store) Update(obj any) error {
 
 // Delete receives a deletion from the watch.
 func (s *store) Delete(obj any) error {
-	if tomb, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = tomb.Obj
-	}
 	slice, ok := obj.(*resourceapi.ResourceSlice)
 	if !ok {
 		return nil
 	}
 	s.mu.Lock()
-	before := s.byName[slice.Name].slice
+	was, _ := s.slices.Get(slice.Name)
+	removed := s.slices.Deleted(slice.Name, kube.ParseVersion(slice.ResourceVersion))
+	if removed {
+		s.leaveLocked(was)
+	}
 	s.mu.Unlock()
-	if s.observe(slice.Name, version{number: kube.ParseVersion(slice.ResourceVersion)}) {
-		if before != nil {
-			loops.Signal(s.removed)
-		}
+	if removed {
+		loops.Signal(s.removed)
 		loops.Signal(s.changed)
 	}
 	return nil
 }
 
-// Replace receives a full list. It is believed even where an answer to a write was newer: the watch repeats that version.
-func (s *store) Replace(list []any, _ string) error {
-	all := make(map[string]version, len(list))
+// Replace receives a full list.
+func (s *store) Replace(list []any, version string) error {
+	s.mu.Lock()
+	before := maps.Collect(s.slices.All())
+	s.slices.Replace(kube.ParseVersion(version))
 	for _, obj := range list {
 		if slice, ok := obj.(*resourceapi.ResourceSlice); ok {
-			all[slice.Name] = version{kube.ParseVersion(slice.ResourceVersion), slice}
+			s.slices.Listed(slice.Name, kube.ParseVersion(slice.ResourceVersion), slice)
+			delete(before, slice.Name)
 		}
 	}
-	s.mu.Lock()
-	for name, v := range s.byName {
-		if all[name].slice == nil {
-			s.leaveLocked(v.slice)
-		}
+	for _, slice := range before {
+		s.leaveLocked(slice)
 	}
-	s.byName = all
 	if s.listed.IsZero() {
 		s.listed = time.Now()
 		close(s.first)
@@ -171,6 +164,14 @@ func (s *store) Replace(list []any, _ string) error {
 	s.mu.Unlock()
 	loops.Signal(s.relisted)
 	loops.Signal(s.changed)
+	return nil
+}
+
+// Bookmark records that the watch has delivered everything up to a version.
+func (s *store) Bookmark(version string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.slices.Passed(kube.ParseVersion(version))
 	return nil
 }
 

@@ -5,7 +5,7 @@
 // returns the reason.
 //
 // Load finds the credentials, NewClient makes one client of core/v1 for all packages, NewResourceClient one of resource.k8s.io/v1 for claims, and each package that watches objects runs a Watch with a
-// store of its own.
+// store of its own. Objects are the newest versions of what such a store holds.
 //
 // Rights makes all requests of devmgrd once, for devmgrd check. A ServerVersion asks the API server once which release it is and what that
 // release lacks.

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
@@ -21,6 +20,7 @@ import (
 // A nodeState is the part of devmgrd's Node that the publisher uses. States are replaced, never edited.
 type nodeState struct {
 	there       bool // the object exists
+	name        string
 	uid         types.UID
 	version     uint64 // its resourceVersion
 	capacity    map[device.ResourceName]int
@@ -41,7 +41,7 @@ func nodeStateOf(obj any) (nodeState, bool) {
 		cordons = &text
 	}
 	return nodeState{
-		there: true, uid: n.UID, version: kube.ParseVersion(n.ResourceVersion),
+		there: true, name: n.Name, uid: n.UID, version: kube.ParseVersion(n.ResourceVersion),
 		capacity: extended(n.Status.Capacity), allocatable: extended(n.Status.Allocatable),
 		conditions: conditionsOf(n), cordons: cordons, written: lastWrite(n),
 	}, true
@@ -55,17 +55,6 @@ func lastWrite(n *corev1.Node) (at time.Time) {
 		}
 	}
 	return at
-}
-
-// goneAt returns the version at which the Node was deleted.
-func goneAt(obj any) uint64 {
-	if tomb, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = tomb.Obj
-	}
-	if n, ok := obj.(*corev1.Node); ok {
-		return kube.ParseVersion(n.ResourceVersion)
-	}
-	return 0
 }
 
 // extended returns the extended resources. The API server accepts only whole numbers for these.

@@ -13,8 +13,8 @@ type store struct {
 
 	mu      locks.Mutex[locks.Leaf] // guards what follows; never held across I/O
 	changed []chan struct{}         // each holds one token when the state has changed since its reader's last look
-	newest  nodeState
-	listed  bool // there has been a full list, so that a missing Node is known to be missing
+	nodes   kube.Objects[nodeState] // devmgrd's, or none
+	listed  bool                    // there has been a full list, so that a missing Node is known to be missing
 }
 
 func newStore() *store {
@@ -42,15 +42,16 @@ func (s *store) signalLocked() {
 func (s *store) now() (newest nodeState, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.newest, s.listed
+	for _, node := range s.nodes.All() {
+		newest = node
+	}
+	return newest, s.listed
 }
 
-// observe stores a state of the Node unless it is older than the newest.
+// observe stores a state of the Node from an answer of the API server, unless it is older than the newest.
 func (s *store) observe(n nodeState) {
 	s.mu.Lock()
-	if n.version >= s.newest.version {
-		s.newest = n
-	}
+	s.nodes.Answered(n.name, n.version, n)
 	s.signalLocked()
 	s.mu.Unlock()
 }
@@ -61,27 +62,35 @@ func (s *store) Add(obj any) error { return s.Update(obj) }
 // Update receives a change from the watch.
 func (s *store) Update(obj any) error {
 	if n, ok := nodeStateOf(obj); ok {
-		s.observe(n)
+		s.mu.Lock()
+		s.nodes.Seen(n.name, n.version, n)
+		s.signalLocked()
+		s.mu.Unlock()
 	}
 	return nil
 }
 
 // Delete receives the deletion of the Node from the watch.
 func (s *store) Delete(obj any) error {
-	s.observe(nodeState{version: goneAt(obj)})
+	if n, ok := nodeStateOf(obj); ok {
+		s.mu.Lock()
+		s.nodes.Deleted(n.name, n.version)
+		s.signalLocked()
+		s.mu.Unlock()
+	}
 	return nil
 }
 
 // Replace receives a full list, which holds devmgrd's Node or nothing.
 func (s *store) Replace(list []any, version string) error {
-	newest := nodeState{version: kube.ParseVersion(version)}
+	s.mu.Lock()
+	s.nodes.Replace(kube.ParseVersion(version))
 	for _, obj := range list {
 		if n, ok := nodeStateOf(obj); ok {
-			newest = n
+			s.nodes.Listed(n.name, n.version, n)
 		}
 	}
-	s.mu.Lock()
-	s.newest, s.listed = newest, true
+	s.listed = true
 	s.signalLocked()
 	s.mu.Unlock()
 	loops.Signal(s.relisted)
