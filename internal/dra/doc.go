@@ -56,6 +56,9 @@
 // that another client removes is created again at once, and again within a second if it is removed again: the kubelet removes all
 // slices of its node when it starts, and those of a driver that has been away for 30 s.
 //
+// A slice is known by its pool, among those of this node. Its name is fixed, but another node's credentials may create a slice of that name: after 2 s the
+// API server chooses another one. Of two slices of a pool one goes.
+//
 // It removes no slice before the View has counted all pods, since the View may lack resources at the start of devmgrd, and changes none of
 // a resource whose plugin has not listed its devices yet. When it ends, the slices stay.
 //

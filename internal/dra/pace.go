@@ -25,6 +25,15 @@ type pace struct {
 	retry   loops.Backoff
 	until   time.Time // no write before, after a failure
 	err     error     // of the latest write; nil: it has succeeded
+	taken   time.Time // when the slice's name was found to be another object's; zero: it is not
+}
+
+// takenTime is how long a slice is created again under its own name that another object has: the watch may be behind, and show that it is the slice.
+const takenTime = 2 * time.Second
+
+// renames reports whether the slice is created under another name: another node's token may take the one that it should have.
+func (p *pace) renames(now time.Time) bool {
+	return !p.taken.IsZero() && now.Sub(p.taken) >= takenTime
 }
 
 func newPace() *pace { return &pace{retry: loops.Backoff{First: firstRetry, Last: lastRetry}} }
@@ -61,6 +70,9 @@ func (p *pace) settled() {
 // failed records a write that has failed.
 func (p *pace) failed(err error, now time.Time) {
 	p.until, p.err = now.Add(p.retry.Next()), err
+	if !p.taken.IsZero() && !p.renames(now) {
+		p.until = loops.Earliest(p.until, p.taken.Add(takenTime))
+	}
 }
 
 // later returns the later of two times.

@@ -82,7 +82,7 @@ type Publisher struct {
 
 	// For publish alone.
 	describer *describer
-	pools     map[string]*pace                     // by the name of the slice
+	pools     map[string]*pace                     // by the key of the slice (byPool)
 	resources map[device.ResourceName]*publication // that are offered
 	words     map[device.ResourceName]*word        // of plugins, also of resources that are not offered: these may be offered again
 	seen      map[device.ResourceName]bool         // resources that the View has
@@ -190,18 +190,19 @@ func (p *Publisher) compare(ctx context.Context, shown map[string]*resourceapi.R
 		}
 	}
 	want := p.want()
-	names := maps.Clone(want.slices)
-	for name, slice := range shown {
-		if want.removes(slice) {
-			names[name] = nil
+	shown = byPool(shown)
+	keys := maps.Clone(want.slices)
+	for key, slice := range shown {
+		if want.removes(key, slice) {
+			keys[key] = nil
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(names)) {
-		next := want.slices[name]
-		if next == nil && (shown[name] == nil || !want.removes(shown[name])) {
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		next := want.slices[key]
+		if next == nil && (shown[key] == nil || !want.removes(key, shown[key])) {
 			continue // the next comparison has it
 		}
-		due, written := p.settle(ctx, name, shown[name], next)
+		due, written := p.settle(ctx, key, shown[key], next)
 		if !written {
 			again = loops.Earliest(again, due)
 		}
@@ -214,29 +215,46 @@ func (p *Publisher) compare(ctx context.Context, shown map[string]*resourceapi.R
 		}
 	}
 	again = loops.Earliest(again, want.again)
-	for name, pace := range p.pools { // of slices that are neither there nor wanted
-		if names[name] == nil && shown[name] == nil && time.Since(pace.written) > writeInterval {
-			delete(p.pools, name)
+	for key, pace := range p.pools { // of slices that are neither there nor wanted
+		if keys[key] == nil && shown[key] == nil && time.Since(pace.written) > writeInterval {
+			delete(p.pools, key)
 		}
 	}
-	p.setFailure(want.err(p.pools, names))
+	p.setFailure(want.err(p.pools, keys))
 	return again
+}
+
+// byPool returns slices by their keys: the names of their pools, whose part before the slash is this node's. Another node may take any name of a slice, but
+// not be the node of one in this list. Further slices of a pool have to go, and have their names, which have no slash.
+func byPool(shown map[string]*resourceapi.ResourceSlice) map[string]*resourceapi.ResourceSlice {
+	all := make(map[string]*resourceapi.ResourceSlice, len(shown))
+	for _, name := range slices.Sorted(maps.Keys(shown)) {
+		key := shown[name].Spec.Pool.Name
+		if all[key] != nil {
+			key = name
+		}
+		all[key] = shown[name]
+	}
+	return all
 }
 
 // settle makes one slice what it should be; want is nil if there should be none. It writes if that is due, and otherwise returns when
 // it will be; zero: there is nothing to write.
-func (p *Publisher) settle(ctx context.Context, name string, shown, want *resourceapi.ResourceSlice) (due time.Time, written bool) {
-	pool := p.pools[name]
+func (p *Publisher) settle(ctx context.Context, key string, shown, want *resourceapi.ResourceSlice) (due time.Time, written bool) {
+	pool := p.pools[key]
 	if pool == nil {
 		pool = newPace()
-		p.pools[name] = pool
+		p.pools[key] = pool
+	}
+	if shown != nil && want != nil && shown.Name == want.Name {
+		pool.taken = time.Time{}
 	}
 	var v verb
 	switch {
 	case shown == nil && want == nil:
 	case shown == nil:
 		v = create
-	case want == nil || immutable(shown, want):
+	case want == nil:
 		v = remove
 	case differs(shown, want):
 		v = update
@@ -252,32 +270,32 @@ func (p *Publisher) settle(ctx context.Context, name string, shown, want *resour
 	if due := pool.due(v); due.After(now) {
 		return due, false
 	}
-	got, err := p.write(ctx, v, shown, want)
+	got, err := p.write(ctx, v, shown, want, pool.renames(now))
 	switch {
 	case err == nil:
 		pool.succeeded(v, now)
 	case v == update && apierrors.IsNotFound(err): // another client has removed it; the watch reports that later
-		p.slices.missing(name, shown)
+		p.slices.missing(shown.Name, shown)
 		return now, false
 	case ctx.Err() != nil:
 		return time.Time{}, false
 	default:
+		if v == create && apierrors.IsAlreadyExists(err) && pool.taken.IsZero() {
+			pool.taken = now
+		}
 		pool.failed(err, now)
 		return pool.until, false
 	}
 	if v != remove && lacksTaints(got, want) {
 		p.setDropped()
-		p.pools[name] = newPace() // the slice shows devices that no pod may be assigned without a taint: correct it at once
+		p.pools[key] = newPace() // the slice shows devices that no pod may be assigned without a taint: correct it at once
 		return now, false
-	}
-	if v == remove && want != nil {
-		return pool.due(create), false
 	}
 	return time.Time{}, true
 }
 
-// write sends one request, and uses the answer as the newest version of the slice.
-func (p *Publisher) write(ctx context.Context, v verb, shown, want *resourceapi.ResourceSlice) (got *resourceapi.ResourceSlice, err error) {
+// write sends one request, and uses the answer as the newest version of the slice. renamed: the API server finds a name for a new one.
+func (p *Publisher) write(ctx context.Context, v verb, shown, want *resourceapi.ResourceSlice, renamed bool) (got *resourceapi.ResourceSlice, err error) {
 	var request *rest.Request
 	name := ""
 	switch v {
@@ -291,6 +309,9 @@ func (p *Publisher) write(ctx context.Context, v verb, shown, want *resourceapi.
 		next.Spec.Pool.Generation = 1
 		next.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: p.cfg.NodeName, UID: uid, Controller: &controls}}
 		name = next.Name
+		if renamed {
+			next.GenerateName, next.Name = Driver+"-", ""
+		}
 		request = p.cfg.Client.Post().Resource("resourceslices").Body(next)
 	case update:
 		name = shown.Name
@@ -319,6 +340,7 @@ func (p *Publisher) write(ctx context.Context, v verb, shown, want *resourceapi.
 	case v == remove:
 		p.slices.missing(name, shown)
 	default:
+		name = got.Name
 		p.slices.observe(got)
 	}
 	level := slog.LevelInfo
@@ -331,23 +353,23 @@ func (p *Publisher) write(ctx context.Context, v verb, shown, want *resourceapi.
 
 // A wanted is what the slices should be now.
 type wanted struct {
-	slices   map[string]*resourceapi.ResourceSlice
-	keep     map[device.ResourceName]bool // resources whose slices stay as they are
-	complete bool                         // every pod counts: slices that are not wanted may be removed
-	errs     []error                      // of resources
-	again    time.Time                    // when to ask again; zero: after the next change
+	slices   map[string]*resourceapi.ResourceSlice // by pool
+	keep     map[device.ResourceName]bool          // resources whose slices stay as they are
+	complete bool                                  // every pod counts: slices that are not wanted may be removed
+	errs     []error                               // of resources
+	again    time.Time                             // when to ask again; zero: after the next change
 }
 
-// removes reports whether a slice that is not wanted has to go. A slice of another version of devmgrd may have another name.
-func (w wanted) removes(shown *resourceapi.ResourceSlice) bool {
-	return w.slices[shown.Name] == nil && w.complete && !w.keep[resourceOf(shown)]
+// removes reports whether a slice that is not wanted has to go. A slice of another version of devmgrd may have another pool.
+func (w wanted) removes(key string, shown *resourceapi.ResourceSlice) bool {
+	return w.slices[key] == nil && w.complete && !w.keep[resourceOf(shown)]
 }
 
 // err returns why the slices are not what they should be.
-func (w wanted) err(pools map[string]*pace, names map[string]*resourceapi.ResourceSlice) error {
+func (w wanted) err(pools map[string]*pace, keys map[string]*resourceapi.ResourceSlice) error {
 	errs := w.errs
-	for _, name := range slices.Sorted(maps.Keys(names)) {
-		if pool := pools[name]; pool != nil && pool.err != nil {
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		if pool := pools[key]; pool != nil && pool.err != nil {
 			errs = append(errs, pool.err)
 		}
 	}
@@ -446,7 +468,7 @@ func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, de
 	}
 	of.crowded = out.homeless > 0
 	for _, slice := range out.slices {
-		w.slices[slice.Name] = slice
+		w.slices[slice.Spec.Pool.Name] = slice
 	}
 }
 

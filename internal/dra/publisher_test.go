@@ -348,6 +348,66 @@ func TestPublish_SlicesOfOthers_AreLeftAlone(t *testing.T) {
 	untilShows(t, api, map[string]string{"other": "0 at 5", "n2/a.example/gpu/0": "0 at 5", pool + "0": "2 at 2"})
 }
 
+// A node's credentials may create ResourceSlices of that node under any name.
+func TestPublish_NamesTakenByAnotherNode_OthersAreUsed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, namesTakenByAnotherNode)
+}
+
+func namesTakenByAnotherNode(t *testing.T) {
+	api, n := kubetest.NewInMemory(t), newNode()
+	n.list(gpu, 66)
+	for k := range 2 {
+		api.Put(slice(dra.SliceName("n1", gpu, k), "devmgrd.io", "n2", "n2/forged"))
+	}
+	p, _, stop := publish(t, api, n)
+	want := map[string]string{"n2/forged": "0 at 5", pool + "0": "64 at 1", pool + "1": "2 at 1"}
+	expect := func(what string) {
+		t.Helper()
+		if got := shows(api); !maps.Equal(got, want) || p.Check() != nil {
+			t.Errorf("%s: %v, want %v; %v", what, got, want, p.Check())
+		}
+	}
+	at(3 * time.Second)
+	expect("after 3 s")
+	at(time.Minute)
+	tries := api.Requests("create")
+	for _, s := range api.ResourceSlices() {
+		if s.Spec.Pool.Name == pool+"0" {
+			api.Delete("resourceslices/" + s.Name) // as a kubelet does that starts
+		}
+	}
+	at(0)
+	expect("after a removal")
+	if n := api.Requests("create") - tries; n != 1 {
+		t.Errorf("%d tries to create it again", n)
+	}
+	stop()
+	before := writes(api)
+	p, _, _ = publish(t, api, n)
+	at(time.Minute)
+	expect("after a restart")
+	if n := writes(api) - before; n != 0 {
+		t.Errorf("%d writes after a restart", n)
+	}
+}
+
+// Two creations may both have succeeded, where the answer to the first one was lost: a pool has one slice.
+func TestPublish_SecondSliceOfAPool_IsRemoved(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api, n := kubetest.NewInMemory(t), newNode()
+		n.list(gpu, 2)
+		publish(t, api, n)
+		at(time.Minute)
+		api.Put(slice("a-second-one", "devmgrd.io", "n1", pool+"0"))
+		at(3 * time.Second)
+		if all := api.ResourceSlices(); len(all) != 1 || len(all[0].Spec.Devices) != 2 {
+			t.Errorf("the slices are %v", all)
+		}
+	})
+}
+
 func TestPublish_Offered_Changes(t *testing.T) { synctest.Test(t, offeredChanges) }
 
 func offeredChanges(t *testing.T) {

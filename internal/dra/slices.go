@@ -335,11 +335,6 @@ func updated(shown, want *resourceapi.ResourceSlice) *resourceapi.ResourceSlice 
 	return next
 }
 
-// immutable reports whether the API server would refuse to make want of shown.
-func immutable(shown, want *resourceapi.ResourceSlice) bool {
-	return shown.Spec.Pool.Name != want.Spec.Pool.Name || shown.Spec.Driver != want.Spec.Driver || !apiequality.Semantic.DeepEqual(shown.Spec.NodeName, want.Spec.NodeName)
-}
-
 // lacksTaints reports whether the API server has dropped the taints of a ResourceSlice that was written.
 func lacksTaints(shown, written *resourceapi.ResourceSlice) bool {
 	tainted := func(d resourceapi.Device) bool { return len(d.Taints) > 0 }

@@ -89,6 +89,9 @@ func (s *Server) serveSlice(w http.ResponseWriter, r *http.Request, verb, path s
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if slice.Name == "" {
+		slice.Name = fmt.Sprint(slice.GenerateName, s.version)
+	}
 	was, there := s.objects[slicePath(slice.Name)]
 	switch {
 	case verb == "update" && path != slicePath(slice.Name):
