@@ -1,6 +1,7 @@
 package device
 
 import (
+	"crypto/sha256"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,18 +18,20 @@ func (s Selection) Selects(id ID) bool {
 	return (len(s.Use) == 0 || matchesAny(s.Use, string(id))) && !matchesAny(s.Avoid, string(id))
 }
 
-// Key returns a text that two selections have in common only if they are equal.
-func (s Selection) Key() string {
-	var b strings.Builder
+// A SelectionKey stands for a Selection. It is short, however long the patterns are.
+type SelectionKey [sha256.Size]byte
+
+// Key returns a key that two selections have in common only if they are equal.
+func (s Selection) Key() SelectionKey {
+	var text []byte
 	for _, list := range [][]string{s.Use, s.Avoid} {
 		for _, p := range list {
-			b.WriteString(strconv.Itoa(len(p)))
-			b.WriteByte(' ')
-			b.WriteString(p)
+			text = append(strconv.AppendInt(text, int64(len(p)), 10), ' ')
+			text = append(text, p...)
 		}
-		b.WriteByte(',')
+		text = append(text, ',')
 	}
-	return b.String()
+	return sha256.Sum256(text)
 }
 
 func (s Selection) equal(t Selection) bool {

@@ -35,7 +35,7 @@ func TestSelects(t *testing.T) {
 
 func TestKey_OtherSelection_IsAnother(t *testing.T) {
 	t.Parallel()
-	seen := map[string]Selection{}
+	seen := map[SelectionKey]Selection{}
 	for _, s := range []Selection{
 		{}, {Use: []string{"a"}}, {Avoid: []string{"a"}}, {Use: []string{"a", "b"}}, {Use: []string{"a"}, Avoid: []string{"b"}}, {Use: []string{"b", "a"}},
 		{Use: []string{"a1 b"}}, {Use: []string{"a,"}}, {Use: []string{"a,1 b"}}, {Avoid: []string{"a", "b"}}, {Use: []string{"1 a"}},

@@ -1,6 +1,8 @@
 package ledger
 
 import (
+	"cmp"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -49,7 +51,7 @@ func NewListing(devices []device.Device, cordons map[device.ID]device.Cordon, or
 	if sameIDs {
 		l.at, l.matched = before.at, before.matched
 	} else {
-		l.matched = &selections{known: map[string]bitset.Set{}}
+		l.matched = &selections{known: map[device.SelectionKey]*matches{}}
 		l.at = make(map[device.ID]int, len(devices))
 		for i, d := range devices {
 			l.at[d.ID] = i
@@ -259,20 +261,28 @@ func (l *Listing) findGroups() {
 // selections remembers which devices of a list selections select. The list's IDs decide that, so a change of health or places does not matter.
 type selections struct {
 	mu    locks.Mutex[locks.Leaf]
-	known map[string]bitset.Set // by Selection.Key; the sets never change
+	known map[device.SelectionKey]*matches
+	uses  uint64
 }
 
-// maxSelections is how many selections are remembered for one list of IDs. A pod has fewer.
-const maxSelections = 256
+// matches are the devices that a selection selects.
+type matches struct {
+	devices bitset.Set // never changes
+	used    uint64     // by selections.uses, when it was asked for last
+}
+
+// maxSelections is how many selections are remembered for one list of IDs, those that were used last: as many as one pod may have. A device takes as many
+// bits.
+const maxSelections = 128
 
 // Match returns the devices that a selection selects, and remembers them. No other step of a plan costs as much as a pod's author likes, so the
 // allocator does it beforehand, without its lock.
 func (l *Listing) Match(s device.Selection) bitset.Set {
+	if len(l.devices) == 0 {
+		return bitset.New(0).Set // of a name that only pods may know, and any number of them
+	}
 	m, key := l.matched, s.Key()
-	m.mu.Lock()
-	known, found := m.known[key]
-	m.mu.Unlock()
-	if found {
+	if known, found := m.find(key); found {
 		return known
 	}
 	all := bitset.New(len(l.devices))
@@ -281,11 +291,28 @@ func (l *Listing) Match(s device.Selection) bitset.Set {
 			all.Add(i)
 		}
 	}
+	m.remember(key, all.Set)
+	return all.Set
+}
+
+func (m *selections) find(key device.SelectionKey) (bitset.Set, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	known, found := m.known[key]
+	if !found {
+		return bitset.Set{}, false
+	}
+	m.uses++
+	known.used = m.uses
+	return known.devices, true
+}
+
+func (m *selections) remember(key device.SelectionKey, all bitset.Set) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.known) >= maxSelections {
-		clear(m.known)
+		delete(m.known, slices.MinFunc(slices.Collect(maps.Keys(m.known)), func(a, b device.SelectionKey) int { return cmp.Compare(m.known[a].used, m.known[b].used) }))
 	}
-	m.known[key] = all.Set
-	return all.Set
+	m.uses++
+	m.known[key] = &matches{all, m.uses}
 }

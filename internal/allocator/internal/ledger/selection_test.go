@@ -2,7 +2,9 @@ package ledger
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/bitset"
@@ -27,7 +29,7 @@ func TestMatching_SameIDs_AreComparedOnce(t *testing.T) {
 		t.Errorf("a to d: %v", got)
 	}
 	for key := range first.matched.known {
-		first.matched.known[key] = bitset.New(4).Set // a comparison would find a and c
+		first.matched.known[key].devices = bitset.New(4).Set // a comparison would find a and c
 	}
 	failing := slices.Clone(first.Devices())
 	failing[0].Healthy = false
@@ -55,4 +57,54 @@ func TestMatching_ManySelections_AreForgotten(t *testing.T) {
 			t.Fatalf("%d selections are remembered", n)
 		}
 	}
+}
+
+func heap() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// A pod's owner may change its annotation all the time, and name 64 resources of its choice.
+func TestMatching_LongPatternsThatChange_KeepNoMemory(t *testing.T) {
+	for name, l := range map[string]*Listing{"listed": listed("a7", "b7"), "made up": listed()} {
+		t.Run(name, func(t *testing.T) {
+			before := heap()
+			for i := range 4 * maxSelections {
+				l.Match(device.Selection{Use: []string{fmt.Sprint(i, strings.Repeat("x", 15_000))}})
+			}
+			if kept := int64(heap()-before) >> 10; kept > 64 {
+				t.Errorf("%d KiB are kept", kept)
+			}
+			runtime.KeepAlive(l)
+		})
+	}
+}
+
+// A pod's own selections stay remembered between their comparison and the plan.
+func TestMatching_LongSets_HaveALimit(t *testing.T) {
+	var ids []device.ID
+	for i := range 100_000 {
+		ids = append(ids, device.ID(fmt.Sprint(i)))
+	}
+	l := listed(ids...)
+	pod := func(i int) device.Selection { return device.Selection{Use: []string{fmt.Sprint("pod", i)}} }
+	for i := range maxSelections / 2 {
+		l.Match(pod(i))
+	}
+	before := heap()
+	for i := range maxSelections {
+		l.Match(device.Selection{Use: []string{fmt.Sprint("other", i)}})
+		for i := range maxSelections / 2 {
+			if _, known := l.matched.find(pod(i).Key()); !known {
+				t.Fatalf("selection %d of a pod is forgotten", i)
+			}
+		}
+	}
+	if kept := int64(heap()-before) >> 10; kept > 1024 {
+		t.Errorf("%d KiB are kept", kept)
+	}
+	runtime.KeepAlive(l)
 }
