@@ -149,10 +149,20 @@ func observationsOf(plugins []*adminv1.Plugin, grants []*adminv1.Grants) []plugi
 		}
 		o.Plugins = append(o.Plugins, pod)
 	}
+	full := false // something has been granted of resources that grants does not name
 	for _, g := range grants {
+		if g.ResourceName == "" {
+			full = g.Full
+			continue
+		}
 		of(g.ResourceName).Granted = &device.PluginGrants{
 			Env: grantNames(g.Env), Mounts: grantNames(g.Mounts), Devices: grantNames(g.Devices),
 			Annotations: grantNames(g.Annotations), CDIKinds: grantNames(g.CdiKinds), Full: g.Full,
+		}
+	}
+	for _, o := range all {
+		if full && o.Granted == nil {
+			o.Granted = &device.PluginGrants{Full: true}
 		}
 	}
 	return lists.Map(slices.Sorted(maps.Keys(all)), func(r device.ResourceName) pluginrules.Observation { return *all[r] })

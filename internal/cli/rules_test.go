@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 	"github.com/devmgrd/devmgrd/internal/admin"
 	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -113,5 +114,14 @@ func TestRules(t *testing.T) {
 	var wrong strings.Builder
 	if status := Run([]string{"rules", "sugest"}, io.Discard, &wrong); status != 2 || !strings.Contains(wrong.String(), "did you mean suggest?") {
 		t.Errorf("%d\n%s", status, &wrong)
+	}
+}
+
+// There was no room for the names that a plugin has granted: the suggested rule allows no grant, and not any.
+func TestObservations_NoRoomForAResource_GrantsAreFull(t *testing.T) {
+	all := observationsOf([]*adminv1.Plugin{{ResourceName: "vendor.com/gpu"}, {ResourceName: "vendor.com/nic"}},
+		[]*adminv1.Grants{{ResourceName: "vendor.com/nic"}, {Full: true}})
+	if len(all) != 2 || all[0].Granted == nil || !all[0].Granted.Full || all[1].Granted.Full {
+		t.Errorf("observed is %+v", all)
 	}
 }

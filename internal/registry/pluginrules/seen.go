@@ -13,22 +13,27 @@ import (
 
 // Bounds of what is remembered of grants.
 const (
-	maxSeen    = 1024  // names of each sort of one resource
-	maxAllSeen = 16384 // names in all
-	maxName    = 512   // bytes of a name
-	maxIDs     = 256   // device IDs of one grant that are looked for in its names
+	maxSeen    = 512  // resources
+	ownNames   = 64   // names of one resource that have room in any case
+	maxNames   = 1024 // names of one resource
+	maxFurther = 8192 // names of all resources beyond ownNames of each
+	maxName    = 512  // bytes of a name
+	maxPattern = 1024 // bytes of its pattern
+	maxIDs     = 256  // device IDs of one grant that are looked for in its names
 )
 
 // memory remembers what plugins have granted since devmgrd's start.
 type memory struct {
-	mu  locks.Mutex[locks.Leaf]
-	all map[device.ResourceName]*remembered
-	n   int // names in all
+	mu      locks.Mutex[locks.Leaf]
+	all     map[device.ResourceName]*remembered
+	further int  // names beyond ownNames of each resource
+	full    bool // there was no room for a resource
 }
 
 type remembered struct {
 	env, mounts, devices, annotations, kinds map[string]string // patterns by text
-	full                                     bool
+	n                                        int               // names
+	full                                     bool              // there was no room for a name
 }
 
 // note adds a grant.
@@ -36,11 +41,11 @@ func (m *memory) note(resource device.ResourceName, ids []device.ID, g device.Gr
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	r := m.all[resource]
-	if r == nil && m.n >= maxAllSeen {
+	if r == nil && len(m.all) >= maxSeen {
+		m.full = true
 		return
 	}
 	if r == nil {
-		m.n++
 		r = &remembered{
 			env: map[string]string{}, mounts: map[string]string{}, devices: map[string]string{},
 			annotations: map[string]string{}, kinds: map[string]string{},
@@ -48,23 +53,30 @@ func (m *memory) note(resource device.ResourceName, ids []device.ID, g device.Gr
 		if m.all == nil {
 			m.all = map[device.ResourceName]*remembered{}
 		}
-		m.all[resource] = r
+		m.all[device.ResourceName(strings.Clone(string(resource)))] = r
 	}
 	var names []string // of the devices; made when they are needed
 	add := func(to map[string]string, text string) {
 		if _, has := to[text]; has {
 			return
 		}
-		if len(to) >= maxSeen || m.n >= maxAllSeen || len(text) > maxName {
+		if r.n >= maxNames || r.n >= ownNames && m.further >= maxFurther || len(text) > maxName {
 			r.full = true
 			return
 		}
 		if names == nil {
 			names = lists.Strings(ids[:min(len(ids), maxIDs)])
 		}
-		m.n++
-		text = strings.Clone(text) // it may be a part of a much longer one, which would stay in memory
-		to[text] = generalize(text, names)
+		text = strings.Clone(text) // it may be a part of a much longer one
+		pattern := generalize(text, names)
+		if len(pattern) > maxPattern {
+			r.full = true
+			return
+		}
+		to[text] = pattern
+		if r.n++; r.n > ownNames {
+			m.further++
+		}
 	}
 	for name := range g.Env {
 		add(r.env, name)
@@ -89,7 +101,7 @@ func (m *memory) note(resource device.ResourceName, ids []device.ID, g device.Gr
 	}
 }
 
-// list returns what is remembered, by resource.
+// list returns what is remembered, by resource. Full without a name stands for all others.
 func (m *memory) list() []device.PluginGrants {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -100,6 +112,9 @@ func (m *memory) list() []device.PluginGrants {
 			Resource: resource, Env: sorted(r.env), Mounts: sorted(r.mounts), Devices: sorted(r.devices),
 			Annotations: sorted(r.annotations), CDIKinds: sorted(r.kinds), Full: r.full,
 		})
+	}
+	if m.full {
+		all = append(all, device.PluginGrants{Full: true})
 	}
 	return all
 }

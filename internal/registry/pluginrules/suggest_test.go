@@ -1,9 +1,11 @@
 package pluginrules_test
 
 import (
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -114,6 +116,73 @@ func TestSuggest(t *testing.T) {
 	host["/dev/by-id/uuid-a"] = "/dev/sda"
 	if bad := rules.Audit(all[0], host); len(bad) != 1 || !strings.Contains(bad[0].Message, "leads to /dev/sda") {
 		t.Errorf("%v", bad)
+	}
+}
+
+// Four resources use up all room for names. What is granted of others is remembered, and where there is no room, the suggestion allows nothing more.
+func TestGranted_OtherResourcesUseUpTheRoom_IsRemembered(t *testing.T) {
+	guard, _ := newGuard(pluginrules.Config{})
+	names := func(prefix string, n int) device.Grant {
+		env := map[string]string{}
+		for i := range n {
+			env[fmt.Sprintf("%s_%d", prefix, i)] = ""
+		}
+		return device.Grant{Env: env}
+	}
+	for i := range 20 {
+		guard.Granted(device.ResourceName(fmt.Sprintf("junk.example/%d", i)), nil, names("JUNK", 2000))
+	}
+	guard.Granted(gpu, nil, names("VENDOR", 64))
+	guard.Granted("vendor.example/nic", nil, names("NIC", 65))
+	seen := map[device.ResourceName]*device.PluginGrants{}
+	for _, g := range guard.Seen() {
+		seen[g.Resource] = &g
+	}
+	if g := seen[gpu]; g == nil || len(g.Env) != 64 || g.Full {
+		t.Errorf("of %s are remembered %v", gpu, g)
+	}
+	nic := seen["vendor.example/nic"]
+	if nic == nil || len(nic.Env) != 64 || !nic.Full {
+		t.Fatalf("of vendor.example/nic are remembered %v", nic)
+	}
+	text, err := pluginrules.Suggest("n", time.Unix(0, 0), []pluginrules.Observation{{Resource: "vendor.example/nic", Granted: nic}}, links{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if parse(t, string(text)).Grant("vendor.example/nic", device.Grant{Env: map[string]string{"OTHER": ""}}) == nil {
+		t.Errorf("anything may be granted:\n%s", text)
+	}
+	for i := range 600 {
+		guard.Granted(device.ResourceName(fmt.Sprintf("more.example/%d", i)), nil, names("MORE", 1))
+	}
+	if all := guard.Seen(); len(all) > 520 || all[len(all)-1].Resource != "" || !all[len(all)-1].Full {
+		t.Errorf("%d resources are remembered, and others are not said to be left out", len(all))
+	}
+}
+
+// The names of a grant are short parts of long texts. They keep none of these in memory.
+func TestGranted_ShortPartsOfLongTexts_KeepNoText(t *testing.T) {
+	guard, _ := newGuard(pluginrules.Config{})
+	const long = 1 << 20
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	for i := range 16 {
+		tail := strings.Repeat("x", long)
+		guard.Granted(gpu, nil, device.Grant{
+			CDI:    []string{fmt.Sprintf("vendor.example/class-%d=%s", i, tail)},
+			Mounts: []device.Mount{{HostPath: fmt.Sprintf("/a%d/%s/..", i, tail)}},
+		})
+	}
+	if n := heap(); n > before+4*long {
+		t.Errorf("32 names keep %d MiB", (n-before)>>20)
+	}
+	if len(guard.Seen()[0].CDIKinds) != 16 {
+		t.Error("they are not remembered")
 	}
 }
 

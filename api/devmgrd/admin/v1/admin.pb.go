@@ -1024,8 +1024,9 @@ func (x *ListGrantsResponse) GetGrants() []*Grants {
 
 // Grants is what the plugins of one resource have granted.
 type Grants struct {
-	state        protoimpl.MessageState `protogen:"open.v1"`
-	ResourceName string                 `protobuf:"bytes,1,opt,name=resource_name,json=resourceName,proto3" json:"resource_name,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// resource_name is empty for all resources that the answer does not name: full is true then.
+	ResourceName string `protobuf:"bytes,1,opt,name=resource_name,json=resourceName,proto3" json:"resource_name,omitempty"`
 	// env are names of variables.
 	Env []*GrantName `protobuf:"bytes,2,rep,name=env,proto3" json:"env,omitempty"`
 	// mounts are paths on the host, as the plugin granted them.
