@@ -17,6 +17,17 @@ var errRuntimeUnknown = errors.New("the container runtime has not listed its con
 // resource, or a pod has or requests its devices. When Forget returns nil, the removal is durable, and so is the note to take
 // the resource off the Node.
 func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err error) {
+	return a.forget(r, false)
+}
+
+// Displace is Forget for a lost resource whose place another one needs: pods may go on requesting it, and wait.
+func (a *Allocator) Displace(r device.ResourceName) error {
+	_, err := a.forget(r, true)
+	return err
+}
+
+// forget is Forget, or Displace.
+func (a *Allocator) forget(r device.ResourceName, displaces bool) (lifted []device.Cordon, err error) {
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
 	a.mu.Lock()
@@ -25,9 +36,13 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 		return nil, errRuntimeUnknown
 	}
 	users := a.usedByLocked(r)
+	inUse := len(users) > 0
+	if displaces {
+		inUse = a.useLocked(r) == device.Kept
+	}
 	lifted = slices.SortedFunc(maps.Values(a.cordons[r]), func(x, y device.Cordon) int { return device.CompareIDs(x.ID, y.ID) })
 	a.mu.Unlock()
-	if len(users) > 0 {
+	if inUse {
 		return nil, &device.InUseError{Resource: r, Pods: users}
 	}
 	if err := a.cfg.Registry.Forget(r); err != nil {
@@ -60,16 +75,26 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 	return lifted, nil
 }
 
-// Needed reports whether a pod has or requests devices of a resource, or an operator has cordoned one.
-func (a *Allocator) Needed(r device.ResourceName) bool {
+// Use returns what keeps a lost resource.
+func (a *Allocator) Use(r device.ResourceName) device.Use {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	return a.useLocked(r)
+}
+
+func (a *Allocator) useLocked(r device.ResourceName) device.Use {
 	for _, c := range a.inForce[r] {
 		if !c.Suspended {
-			return true
+			return device.Kept
 		}
 	}
-	return len(a.usedByLocked(r)) > 0
+	switch resource := a.ledger.Resources[r]; {
+	case resource != nil && (resource.TakenCount() > 0 || resource.Claimed()):
+		return device.Kept
+	case len(a.usedByLocked(r)) > 0:
+		return device.Requested
+	}
+	return device.Unused
 }
 
 // usedByLocked returns the pods that have or request devices of a resource.

@@ -219,3 +219,60 @@ func TestForget_SuspendedDevice_IsForgottenWithItsResource(t *testing.T) {
 		r.expectSuspended(false)
 	}, suspending)
 }
+
+// A lost resource that pods request only makes room for another. Its pod waits, and the Node shows none for others until it leaves with the pod.
+func TestDisplace_Requested_PodWaitsAndTheNodeShowsNoneForOthers(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.RuntimeSynced(nil, nil)
+		r.plugins.stock(gpu, 2)
+		r.plugins.lose(gpu)
+		r.bind("a", app(gpu, 1))
+		r.check()
+		if got := r.Use(gpu); got != device.Requested {
+			t.Errorf("its use is %d, want that pods request it", got)
+		}
+		if err := r.Displace(gpu); err != nil {
+			t.Fatal(err)
+		}
+		r.check()
+		r.expect("a", "main", "waiting PluginMissing")
+		if s, known := r.Resources().ByName[gpu]; !known || s.Capacity > 1 || len(r.Resources().Retired) > 0 {
+			t.Errorf("the Node is to show %+v, %v", s, r.Resources().Retired)
+		}
+		r.Drop("a")
+		r.check()
+		if got := r.Resources(); len(got.ByName) > 0 || !slices.Equal(got.Retired, []device.ResourceName{gpu}) {
+			t.Errorf("to be taken off the Node: %v, %v", got.Retired, got.ByName)
+		}
+		r.bind("b", app(gpu, 1))
+		r.plugins.stock(gpu, 2)
+		r.check()
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
+// A lost resource of which a pod has a device, or an operator has cordoned one, makes no room: its list tells which devices are new.
+func TestDisplace_HeldOrCordoned_IsKept(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.RuntimeSynced(nil, nil)
+		r.plugins.stock(gpu, 2)
+		r.bind("a", app(gpu, 1))
+		r.plugins.lose(gpu)
+		r.check()
+		kept := func() {
+			t.Helper()
+			if err := r.Displace(gpu); r.Use(gpu) != device.Kept || !errors.As(err, new(*device.InUseError)) {
+				t.Errorf("it is displaced: %v", err)
+			}
+			r.check()
+		}
+		kept()
+		if _, err := r.Cordon(cordon("fan", "d1")); err != nil {
+			t.Fatal(err)
+		}
+		r.Drop("a")
+		kept()
+	})
+}

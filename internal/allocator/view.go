@@ -179,10 +179,11 @@ func (a *Allocator) Resources() device.Resources {
 	return all
 }
 
-// knownLocked reports whether a resource is offered, in use or cordoned.
+// knownLocked reports whether a resource is offered, in use or cordoned, or was forgotten while the Node shows it and pods request it: no other pod fits
+// then.
 func (a *Allocator) knownLocked(r device.ResourceName) bool {
 	resource := a.ledger.Resources[r]
-	return resource != nil && (resource.Offered() || resource.TakenCount() > 0 || len(a.inForce[r]) > 0)
+	return resource != nil && (resource.Offered() || resource.TakenCount() > 0 || len(a.inForce[r]) > 0 || a.retired[r] && resource.Requests() > 0)
 }
 
 // Devices returns the devices of one resource, or of all resources if of is empty, in the order of their names. It returns

@@ -70,12 +70,22 @@ func (s OfferState) String() string {
 	return [...]string{"serving", "stale", "lost"}[s]
 }
 
+// A Use is what keeps a lost resource from being forgotten, from the least to the most.
+type Use int
+
+const (
+	Unused    Use = iota
+	Requested     // pods request it, have none of its devices, and wait
+	Kept          // pods have its devices or name them by claims, or an operator has cordoned one
+)
+
 // A PluginRecord is the store's record of a resource. With it devmgrd reconnects to a serving plugin without a new
 // registration, and the published capacity does not change while the plugin is away.
 type PluginRecord struct {
 	Resource ResourceName
 	Endpoint string // the plugin's socket: a name in the directory of its registration, or a path
 	Pod      PluginPod
+	Quota    Quota           // if Pod is not known
 	Reserve  []ReservePlugin // in the order of their registrations
 	Reported bool            // the plugin has listed Devices, even if empty
 	Devices  []Device        // as in Inventory
@@ -89,7 +99,14 @@ type PluginRecord struct {
 type ReservePlugin struct {
 	Endpoint string
 	Pod      PluginPod
-	Newer    bool // registered after the current one, and has not listed its devices yet
+	Quota    Quota // if Pod is not known
+	Newer    bool  // registered after the current one, and has not listed its devices yet
+}
+
+// A Quota names in whose part of the limits of names and list bytes a plugin counts. Zero: in none, since it runs outside of pods.
+type Quota struct {
+	Pod     string // as connlimit names the pod
+	Account string // its namespace and service account, which outlive it; empty: not known
 }
 
 // A PluginPod is the pod in which a device plugin runs. It is zero where the pod is not known: the plugin runs on the host,
@@ -120,7 +137,7 @@ type PluginDir struct {
 
 // PluginGrants are the names and paths, without values, that the plugins of a resource have granted.
 type PluginGrants struct {
-	Resource    ResourceName
+	Resource    ResourceName // empty: all others
 	Env         []GrantName
 	Mounts      []GrantName // paths on the host
 	Devices     []GrantName // likewise

@@ -7,14 +7,14 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// deviceWeight is the memory of one device without its ID: in the inventory, in the allocator's index, and in answers.
+// deviceWeight is the memory of one device without its ID and its second and further NUMA nodes: in the inventory, in the allocator's index, and in answers.
 const deviceWeight = 256
 
 // weight returns the approximate memory of a list, in bytes.
 func (r *deviceList) weight() int {
 	n := (len(r.devices) + len(r.absent)) * deviceWeight
 	for i := range r.devices {
-		n += len(r.devices[i].ID) + 8*len(r.devices[i].NUMA)
+		n += len(r.devices[i].ID) + 8*max(0, len(r.devices[i].NUMA)-1)
 	}
 	for id := range r.absent {
 		n += len(id)
@@ -22,56 +22,115 @@ func (r *deviceList) weight() int {
 	return n
 }
 
-// afford fails if the lists of all resources, with this one, would need more than plugins.maxTotalBytes, or those of one pod's plugins more than their share
-// (share.go). It forgets lost, unused resources to make room, but not for more than that. An accepted list counts from then on.
-func (r *Registry) afford(l *registration, list deviceList) error {
+// A use is what one plugin of a resource uses of plugins.maxTotalBytes.
+type use struct {
+	of     *registration
+	weight int
+	rests  bool // it counts as far as it is more than what the others use: its plugin lists again when these have ended
+}
+
+// uses returns the uses of a resource's plugins.
+func (s *resourceState) uses() []use {
+	all := []use{{of: s.registration, weight: s.weight}}
+	for _, l := range s.reserve {
+		all = append(all, use{l, l.weight, !l.listed})
+	}
+	return all
+}
+
+// afford fails if the lists of all resources, with this one, would need more than plugins.maxTotalBytes, or those of one pod's plugins more than its quota
+// (quota.go). It forgets lost resources to make room, but not for more than that. An accepted list counts from then on. If there is no room for the lists of
+// all plugins of the resource, there may be room for one: its plugin is alone, and the others rest. The error is errRests if this one does.
+func (r *Registry) afford(l *registration, list deviceList) (alone bool, err error) {
 	weight := list.weight()
 	for {
-		err := r.tryAfford(l, weight, nil)
-		if errors.As(err, new(*shareError)) {
-			err = r.tryAfford(l, weight, r.forgettable())
+		alone, err = r.tryAfford(l, weight, nil)
+		if errors.As(err, new(*quotaError)) {
+			alone, err = r.tryAfford(l, weight, r.forgettable())
 		}
 		if !r.makeRoom(l.resource, err) {
-			return err
+			return alone, err
 		}
 	}
 }
 
 // tryAfford counts a list if it is within the limits, or does not weigh more than the one that it replaces.
-func (r *Registry) tryAfford(l *registration, weight int, forgettable map[device.ResourceName]bool) error {
+func (r *Registry) tryAfford(l *registration, weight int, forgettable map[device.ResourceName]bool) (alone bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	counts := new(int) // what is counted of this list
-	switch s := r.resources[l.resource]; {
-	case s == nil:
-	case s.registration == l:
+	s := r.resources[l.resource]
+	if s == nil || s.registration != l && !s.reserves(l) {
+		return false, nil // its list is ignored
+	}
+	counts := &l.weight
+	if s.registration == l {
 		counts = &s.weight
-	case s.reserves(l):
-		counts = &l.weight
 	}
-	if weight <= *counts {
+	if weight <= *counts && (s.registration == l || l.listed || s.state != device.Serving) {
 		*counts = weight
-		return nil
+		return false, nil
 	}
-	uses := part{own: weight, all: weight}
-	count := func(of *registration, bytes int, makesRoom bool) { uses.add(bytes, of.pod == l.pod, makesRoom) }
-	for _, s := range r.resources {
-		if s.registration != l && !(s.resource == l.resource && !s.reserves(l)) {
-			count(s.registration, s.weight, s.lost() && forgettable[s.resource])
+	uses := s.uses()
+	for i := range uses {
+		if uses[i].of == l {
+			uses[i].weight, uses[i].rests = weight, false
 		}
-		for _, other := range s.reserve {
-			if other != l {
-				count(other, other.weight, false)
+	}
+	switch err = r.fitsLocked(l, uses, forgettable); {
+	case err == nil:
+		*counts = weight
+		return false, nil
+	case len(uses) == 1:
+		return false, err
+	}
+	serves := s.succeeds(l)
+	for i := range uses {
+		uses[i].rests = uses[i].rests || (uses[i].of == l) != serves
+	}
+	if err = r.fitsLocked(l, uses, forgettable); err != nil {
+		return false, err
+	}
+	*counts = weight
+	if !serves {
+		return false, errRests
+	}
+	return true, nil
+}
+
+// fitsLocked returns an error if these uses of l's resource are too much next to those of all others.
+func (r *Registry) fitsLocked(l *registration, of []use, forgettable map[device.ResourceName]bool) error {
+	var sum part
+	var weight int
+	for _, s := range r.resources {
+		uses, most := s.uses(), 0
+		if s.resource == l.resource {
+			uses = of
+		}
+		count := func(u use, n int) {
+			sum.add(n, u.of == l || l.owns(s, u.of, forgettable), s.lost() && forgettable[s.resource])
+			if u.of == l {
+				weight = n
+			}
+		}
+		for _, u := range uses {
+			if !u.rests {
+				count(u, u.weight)
+				most = max(most, u.weight)
+			}
+		}
+		for _, u := range uses {
+			if u.rests && u.weight > most {
+				count(u, u.weight-most)
+				most = u.weight
 			}
 		}
 	}
 	switch limit := r.cfg.MaxTotalBytes; {
-	case l.pod != "" && uses.exceeds(limit):
-		return l.exceeds(uses, limit, "plugins.maxTotalBytes")
-	case uses.all+uses.lost > limit:
-		return &budgetError{resource: l.resource, bytes: weight, others: uses.all + uses.lost - weight, limit: limit}
+	case l.quota.Pod != "" && sum.exceeds(limit):
+		return l.exceeds(sum, limit, "plugins.maxTotalBytes")
+	case sum.all+sum.lost > limit:
+		return &budgetError{resource: l.resource, bytes: weight, others: sum.all + sum.lost - weight, limit: limit}
 	}
-	*counts = weight
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -54,17 +55,15 @@ func TestTotalBytes(t *testing.T) {
 	f.eventually("the second one serves", func() bool { return len(f.Offers()["vendor.example/nic"].Inventory.Devices) == 500 })
 	first.Set(longList(900)...)
 	f.eventually("the first one has too many", func() bool { return strings.Contains(f.offer().LastError, "plugins.maxTotalBytes") })
-	if o := f.offer(); len(o.Inventory.Devices) != 100 {
-		t.Errorf("%d of its devices are offered, want those before", len(o.Inventory.Devices))
-	}
+	f.eventually("it keeps those that it lists still", f.servesNumber(99))
 }
 
 // forgetful forgets whatever is asked for.
 type forgetful struct{ f *harness }
 
 func (forgetful) Devices(device.ResourceName) ([]device.DeviceStatus, bool) { return nil, true }
-func (forgetful) Needed(device.ResourceName) bool                           { return false }
-func (l forgetful) Forget(r device.ResourceName) ([]device.Cordon, error)   { return nil, l.f.Forget(r) }
+func (forgetful) Use(device.ResourceName) device.Use                        { return device.Unused }
+func (l forgetful) Displace(r device.ResourceName) error                    { return l.f.Forget(r) }
 
 // A lost resource that is not in use makes room.
 func TestTotalBytes_LostResourceMakesRoom(t *testing.T) {
@@ -111,7 +110,7 @@ func TestRoom_OnePodTakesAllItCan_OthersServe(t *testing.T) {
 	f.eventually("the host's plugin serves", f.servesNumber(500))
 }
 
-// A plugin pod comes back with other names for its resources. Those that are lost do not count in its share.
+// A plugin pod comes back with other names for its resources. Those that are lost do not count in its quota.
 func TestRoom_OwnResourcesAreLost_OthersAreRegistered(t *testing.T) {
 	t.Parallel()
 	f := prepare(t, ownDirs(socketDir(t)), grace(50*time.Millisecond), func(c *registry.Config) { c.MaxResources = 8 })
@@ -146,7 +145,7 @@ func TestRoom_PodsInTheCommonDirectory_LeaveRoom(t *testing.T) {
 	}
 }
 
-// A pod registers one socket under one name after the other. The names that have lost their socket count in its share.
+// A pod registers one socket under one name after the other. The names that have lost their socket count in its quota.
 func TestRoom_OneSocketUnderManyNames_LeavesRoom(t *testing.T) {
 	t.Parallel()
 	f := prepare(t, func(c *registry.Config) { c.MaxResources = 12 })
@@ -157,7 +156,7 @@ func TestRoom_OneSocketUnderManyNames_LeavesRoom(t *testing.T) {
 }
 
 // A plugin's list stays accepted when others have taken what it leaves free: its devices change their health.
-func TestRoom_OthersTakeTheirShares_AcceptedListStays(t *testing.T) {
+func TestRoom_OthersTakeTheirQuotas_AcceptedListStays(t *testing.T) {
 	t.Parallel()
 	f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 })
 	f.run()
@@ -202,31 +201,35 @@ func TestRoom_SecondInstanceHasTheSameList_Counts(t *testing.T) {
 	t.Error("8 lists of 150 devices are accepted, of which half would be too many")
 }
 
-// requested is an Allocator of which pods request junk.
-type requested struct{ forgetful }
+// used is an Allocator of which pods use junk.
+type used struct {
+	forgetful
+	use device.Use
+}
 
-func (r requested) Forget(name device.ResourceName) ([]device.Cordon, error) {
+func (u used) Use(name device.ResourceName) device.Use {
 	if strings.HasPrefix(string(name), "junk") {
-		return nil, &device.InUseError{Resource: name}
+		return u.use
 	}
-	return r.forgetful.Forget(name)
+	return device.Unused
 }
 
-func (r requested) Needed(name device.ResourceName) bool {
-	return strings.HasPrefix(string(name), "junk")
+func (u used) Displace(name device.ResourceName) error {
+	if u.Use(name) == device.Kept {
+		return &device.InUseError{Resource: name}
+	}
+	return u.forgetful.Displace(name)
 }
 
-// Lost resources that pods request make no room, and count in their pod's share.
-func TestRoom_LostAndRequested_CountInTheShare(t *testing.T) {
-	t.Parallel()
-	f := prepare(t, ownDirs(socketDir(t)), grace(50*time.Millisecond), func(c *registry.Config) { c.MaxResources = 8 })
-	f.with.Allocator = requested{forgetful{f}}
-	f.run()
-	for i, want := range []int{4, 2} { // the second pod is the first one's successor
-		greedy, n := f.directory(fmt.Sprint("greedy", i)).Sockets, 0
-		for ; n < 8; n++ {
+// successors has pods of one service account register as many resources as they can, each of which is lost before the next comes, and returns how many each
+// has had.
+func (f *harness) successors(t *testing.T, pods, most int) (all []int) {
+	t.Helper()
+	for i := range pods {
+		dir, n := f.directory(fmt.Sprint("greedy", i)).Sockets, 0
+		for ; n < most; n++ {
 			name := device.ResourceName(fmt.Sprintf("junk.example/%d-%d", i, n))
-			p := plugintest.New(t, greedy, string(name), plugintest.Devices(1)...)
+			p := plugintest.New(t, dir, string(name), plugintest.Devices(1)...)
 			p.Serve()
 			if p.Register() != nil {
 				break
@@ -235,11 +238,233 @@ func TestRoom_LostAndRequested_CountInTheShare(t *testing.T) {
 			p.Stop()
 			f.eventually("it is lost", func() bool { return f.Offers()[name].State == device.Lost })
 		}
-		if n != want {
-			t.Errorf("pod %d has %d resources, want %d", i, n, want)
-		}
+		all = append(all, n)
 	}
-	plugintest.Start(t, f.directory("honest").Sockets, gpu, plugintest.Devices(1)...)
+	return all
+}
+
+// A plugin pod is deleted and replaced again and again, and a tenant's pods request each resource that it leaves behind: others have as much room as ever.
+func TestRoom_SuccessorsLeaveRequestedResources_OthersHaveRoom(t *testing.T) {
+	t.Parallel()
+	f := prepare(t, ownDirs(socketDir(t)), grace(20*time.Millisecond), func(c *registry.Config) { c.MaxResources = 8 })
+	f.with.Allocator = used{forgetful{f}, device.Requested}
+	f.run()
+	f.successors(t, 4, 4)
+	honest := f.directory("honest").Sockets
+	for i := range 4 {
+		plugintest.Start(t, honest, fmt.Sprintf("vendor.example/%d", i), plugintest.Devices(1)...)
+	}
+}
+
+// The same with resources that the tenant's pods have devices of: they are kept, and count in the quota of the service account.
+func TestRoom_SuccessorsLeaveHeldResources_CountForTheirAccount(t *testing.T) {
+	t.Parallel()
+	f := prepare(t, ownDirs(socketDir(t)), grace(20*time.Millisecond), func(c *registry.Config) { c.MaxResources = 16 })
+	f.with.Allocator = used{forgetful{f}, device.Kept}
+	f.with.Accounts = accounts{"greedy0": "junk", "greedy1": "junk", "greedy2": "junk", "greedy3": "junk", "honest": "vendor"}
+	f.run()
+	if got, want := f.successors(t, 4, 16), []int{7, 0, 0, 0}; !slices.Equal(got, want) {
+		t.Errorf("the pods have had %v resources, want %v", got, want)
+	}
+	honest := f.directory("honest").Sockets
+	for i := range 4 {
+		plugintest.Start(t, honest, fmt.Sprintf("vendor.example/%d", i), plugintest.Devices(1)...)
+	}
+}
+
+// The same in the common directory, where the cgroup shows the pod.
+func TestRoom_SuccessorsInTheCommonDirectory_CountForTheirAccount(t *testing.T) {
+	t.Parallel()
+	const uid = "0a1b2c3d-1111-2222-3333-44445555668"
+	first, second := uid+"0", uid+"1"
+	f := prepare(t, grace(20*time.Millisecond), func(c *registry.Config) { c.MaxResources = 16 })
+	f.with.Allocator = kept{forgetful{f}}
+	f.with.Accounts = accounts{first: "junk", second: "junk"}
+	f.run()
+	t.Run("first", func(t *testing.T) {
+		if got := greedyPod(t, f.dir, first); got != 7 {
+			t.Errorf("the first pod has %d resources, want 7", got)
+		}
+	})
+	f.eventually("its resources are lost", func() bool {
+		for _, o := range f.Offers() {
+			if o.State != device.Lost {
+				return false
+			}
+		}
+		return true
+	})
+	if got := greedyPod(t, f.dir, second); got != 0 {
+		t.Errorf("its successor has %d resources, want 0", got)
+	}
+}
+
+// kept is an Allocator of which pods have a device of each resource.
+type kept struct{ forgetful }
+
+func (kept) Use(device.ResourceName) device.Use { return device.Kept }
+
+// devmgrd restarts. The plugins of a pod in the common directory count in its quota before they are connected again.
+func TestRoom_Restart_RememberedPluginsCountInTheirPodsQuota(t *testing.T) {
+	t.Parallel()
+	const uid = "0a1b2c3d-1111-2222-3333-444455556690"
+	first := prepare(t, func(c *registry.Config) { c.MaxResources = 12 })
+	first.run()
+	t.Run("before", func(t *testing.T) {
+		if got := greedyPod(t, first.dir, uid, "GREEDY_MOST=4"); got != 4 {
+			t.Errorf("the pod has %d resources, want 4", got)
+		}
+		first.eventually("all are recorded", func() bool {
+			for i := range 4 {
+				if r, _ := first.memory.lastOf(device.ResourceName(fmt.Sprintf("%s.example/%d", uid, i))); r.Quota.Pod != "pod "+uid {
+					return false
+				}
+			}
+			return true
+		})
+	})
+	first.stop()
+	var records []device.PluginRecord
+	for i := range 4 {
+		r, _ := first.memory.lastOf(device.ResourceName(fmt.Sprintf("%s.example/%d", uid, i)))
+		records = append(records, r)
+	}
+	f := prepare(t, func(c *registry.Config) { c.MaxResources = 12 }, known(records...))
+	f.run()
+	if got := greedyPod(t, f.dir, uid, "GREEDY_FIRST=4"); got != 2 {
+		t.Errorf("the pod has %d more resources, want 2", got)
+	}
+}
+
+// A roll-out with surge of a list for which there is room once. The new plugin serves, the former one rests in reserve, and serves when the new one ends.
+func TestRoom_SurgeOfALongList_FormerRestsAndComesBack(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		pods [2]string
+		long int // devices: more than a third of the limit, or more than half of it where there is no quota
+	}{
+		"of two pods": {[2]string{"old", "new"}, 440},
+		"of one pod":  {[2]string{"one", "one"}, 440},
+		"of the host": {long: 500},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 })
+			f.run()
+			dirs := [2]string{f.dir, f.dir}
+			for i, pod := range test.pods {
+				if pod != "" {
+					dirs[i] = f.directory(pod).Sockets
+				}
+			}
+			former := plugintest.New(t, dirs[0], gpu, longList(test.long)...)
+			former.Endpoint = "former.sock"
+			former.Serve()
+			former.MustRegister()
+			f.eventually("it serves", f.servesNumber(test.long))
+			for range 2 {
+				fresh := plugintest.New(t, dirs[1], gpu, longList(test.long+10)...)
+				fresh.Endpoint = "fresh.sock"
+				fresh.Serve()
+				fresh.MustRegister()
+				f.eventually("the new one serves", f.servesNumber(test.long+10))
+				f.eventually("the former one rests", func() bool {
+					return former.Streams() == 0 && former.Connections() == 1 && len(f.Registrations()[gpu].Reserve) == 1
+				})
+				list := longList(test.long + 10)
+				list[7].Health = plugintest.Unhealthy
+				fresh.Set(list...)
+				f.eventually("the new one is heard", func() bool { return f.servesNumber(test.long+10)() && !f.offer().Inventory.Devices[7].Healthy })
+				fresh.Kill()
+				f.eventually("the former one serves", f.servesNumber(test.long))
+				f.asks(t, former, "0003-"+device.ID(strings.Repeat("x", 895)))
+			}
+			fresh := plugintest.New(t, dirs[1], gpu, longList(test.long+10)...)
+			fresh.Endpoint = "third.sock"
+			fresh.Serve()
+			fresh.MustRegister()
+			f.eventually("the third one serves", f.servesNumber(test.long+10))
+			former.Kill()
+			f.eventually("the former one is forgotten", func() bool { return len(f.Registrations()[gpu].Reserve) == 0 })
+			if !f.servesNumber(test.long + 10)() {
+				t.Error("the third one no longer serves")
+			}
+		})
+	}
+}
+
+// devmgrd restarts during such a roll-out.
+func TestRoom_RestartDuringSurgeOfALongList_NewerServesAndFormerComesBack(t *testing.T) {
+	t.Parallel()
+	little := func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 }
+	first := start(t, little)
+	former := first.instance(t, "former", func(p *plugintest.Plugin) { p.Set(longList(500)...) })
+	first.eventually("it serves", first.servesNumber(500))
+	fresh := first.instance(t, "fresh", func(p *plugintest.Plugin) { p.Set(longList(510)...) })
+	first.eventually("the new one serves", first.servesNumber(510))
+	first.stop()
+	record, _ := first.memory.last()
+	f := start(t, at(first.dir), little, known(record))
+	f.eventually("the new one serves", f.servesNumber(510))
+	f.eventually("the former one rests", func() bool { return former.Streams() == 0 && len(f.Registrations()[gpu].Reserve) == 1 })
+	fresh.Kill()
+	f.eventually("the former one serves", f.servesNumber(500))
+}
+
+// A plugin takes a resource over with a shorter list, others take all the room that they can, and it ends. The former plugin has its room still.
+func TestRoom_TakesOverWithAShorterListAndLeaves_FormerServes(t *testing.T) {
+	t.Parallel()
+	f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 })
+	f.run()
+	former := plugintest.New(t, f.directory("former").Sockets, gpu, longList(440)...)
+	former.Serve()
+	former.MustRegister()
+	f.eventually("it serves", f.servesNumber(440))
+	other := plugintest.New(t, f.directory("other").Sockets, gpu, longList(250)...)
+	other.Serve()
+	other.MustRegister()
+	f.eventually("the other one serves", f.servesNumber(250))
+	f.eventually("the former one rests", func() bool { return former.Streams() == 0 })
+	for i, n := range []int{400, 300, 200, 100, 50, 25} {
+		name := device.ResourceName(fmt.Sprintf("junk.example/%d", i))
+		plugintest.Start(t, f.dir, string(name), longList(n)...)
+		f.eventually("it is answered", func() bool { return len(f.Offers()[name].Inventory.Devices) > 0 || f.Offers()[name].LastError != "" })
+	}
+	other.Kill()
+	f.eventually("the former one serves", f.servesNumber(440))
+}
+
+// A plugin lists one device more than there is room for, after others have taken what it leaves free. It keeps all that it had.
+func TestRoom_OthersTakeTheirQuotas_OneDeviceMoreLosesNone(t *testing.T) {
+	t.Parallel()
+	f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 })
+	f.SetGrowPause(time.Millisecond)
+	f.run()
+	honest := plugintest.Start(t, f.directory("honest").Sockets, gpu, longList(180)...)
+	f.eventually("it serves", f.servesNumber(180))
+	junk := plugintest.Start(t, f.dir, "junk.example/0", longList(720)...)
+	f.eventually("the other one serves", func() bool { return len(f.Offers()["junk.example/0"].Inventory.Devices) == 720 })
+	list := longList(200)
+	list[3].Health = plugintest.Unhealthy
+	honest.Set(list...)
+	f.eventually("it is said", func() bool { return strings.Contains(f.offer().LastError, "20 new devices left out") })
+	f.eventually("the change of health is seen", func() bool { return f.servesNumber(180)() && !f.offer().Inventory.Devices[3].Healthy })
+	list[4].Health = plugintest.Unhealthy
+	honest.Set(list...)
+	f.eventually("the next one too", func() bool { return f.servesNumber(180)() && !f.offer().Inventory.Devices[4].Healthy })
+	honest.Set()
+	f.eventually("all are gone for a moment", f.servesNumber(0))
+	honest.Set(list...)
+	f.eventually("they are back", f.servesNumber(180))
+	if n := honest.Calls(plugintest.ListAndWatch); n != 1 || honest.Streams() != 1 || f.logs.count("new devices left out") == 0 {
+		t.Errorf("ListAndWatch was called %d times", n)
+	}
+	junk.Set(append(longList(9), plugintest.Dev("new", plugintest.Healthy))...)
+	f.eventually("there is room", func() bool { return len(f.Offers()["junk.example/0"].Inventory.Devices) == 10 })
+	f.eventually("all are taken with the next list", func() bool {
+		honest.Set(list...)
+		return f.servesNumber(200)()
+	})
 }
 
 // Many pods take all that they can. There are places for the first resources of others.
@@ -332,14 +557,20 @@ func TestGreedyPod(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(os.Getenv("GREEDY_CGROUP"), "cgroup.procs"), []byte("0"), 0); err != nil {
 		t.Fatal(err)
 	}
-	for n := 0; ; n++ {
+	first, _ := strconv.Atoi(os.Getenv("GREEDY_FIRST"))
+	most, _ := strconv.Atoi(os.Getenv("GREEDY_MOST"))
+	for n := first; ; n++ {
+		if most > 0 && n == most {
+			fmt.Printf("registered %d\n", n-first)
+			break
+		}
 		p := plugintest.New(t, os.Getenv("GREEDY_DIR"), fmt.Sprintf("%s.example/%d", os.Getenv("GREEDY_POD"), n), plugintest.Devices(1)...)
 		if name := os.Getenv("GREEDY_SOCKET"); name != "" {
 			p.Endpoint = name
 		}
 		p.Serve()
 		if err := p.Register(); err != nil {
-			fmt.Printf("%v\nregistered %d\n", err, n)
+			fmt.Printf("%v\nregistered %d\n", err, n-first)
 			break
 		}
 	}

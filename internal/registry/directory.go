@@ -75,6 +75,8 @@ func (d *directory) startLocked() {
 type ServiceAccounts interface {
 	// ServiceAccount returns the name of a pod's service account; empty: not known.
 	ServiceAccount(device.Pod) string
+	// Named returns the pod of that UID. It is false if the pod is not known.
+	Named(device.PodUID) (device.Pod, bool)
 	// Fetch reads the pod from the API server if it is not known. Then its service account is.
 	Fetch(context.Context, device.Pod) error
 }

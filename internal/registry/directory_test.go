@@ -45,6 +45,9 @@ type accounts map[string]string
 
 func (a accounts) ServiceAccount(p device.Pod) string      { return a[p.Name] }
 func (a accounts) Fetch(context.Context, device.Pod) error { return nil }
+func (a accounts) Named(uid device.PodUID) (device.Pod, bool) {
+	return device.Pod{UID: uid, Namespace: "kube-system", Name: string(uid)}, a[string(uid)] != ""
+}
 
 // Who registers in a pod's own directory is that pod's plugin: in what is shown, recorded and measured.
 func TestDirectory_Registration_HasItsPod(t *testing.T) {

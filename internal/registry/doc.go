@@ -14,7 +14,7 @@
 //	lister         turns a stream's messages into inventories             inventory.go
 //	deviceList     an inventory, with the time each device was added      devicelist.go
 //	budget         the memory of all plugins' lists together              budget.go
-//	share          how much of all resources and lists one pod may have   share.go
+//	quota          a plugin pod's part of all names and lists             quota.go
 //	restarts       limits the log lines of a plugin that keeps crashing   restarts.go
 //	room           forgets a lost resource when another needs its place   room.go
 //	directory      where plugins register: the common one, a pod's own    directory.go
@@ -89,8 +89,14 @@
 // then Lost, until a plugin registers it again.
 //
 // At plugins.maxResources the registry forgets the resource that has been Lost for the longest time, as "devmgrd forget"
-// would: its records and its capacity on the Node. It keeps a resource that a pod has or wants, or that has a cordoned device, and
-// takes one with a suspended device last.
+// would: its records and its capacity on the Node. It keeps a resource that a pod has or names by a claim, or that has a cordoned device. Those with a
+// suspended device come later, and those that pods request last.
+//
+// Each plugin pod has a quota of the resources and of the memory for lists. What is Lost and kept counts in the quotas of all pods of the same service account,
+// which outlives its pods (decision 0034).
+//
+// Where there is no room for the lists of two plugins of a resource, the current one has its list, and the other rests in reserve. Where there is no room for
+// the devices that a plugin adds to its list, these are left out; the others stay, and so does the stream.
 //
 // # Promises
 //

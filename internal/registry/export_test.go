@@ -15,6 +15,9 @@ func (r *Registry) SetLastPause(d time.Duration) { r.lastPause = d }
 // SetRefusePause sets the pause before a plugin is dialled that has refused to list its devices.
 func (r *Registry) SetRefusePause(d time.Duration) { r.refusePause = d }
 
+// SetGrowPause shortens the pause between two tries to make room for a plugin's new devices. It is called before Run.
+func (r *Registry) SetGrowPause(d time.Duration) { r.growPause = d }
+
 // SetCallPause shortens the first pause of a plugin's calls by the watcher. It is called before Run.
 func (r *Registry) SetCallPause(d time.Duration) { r.callPause = d }
 

@@ -2,8 +2,11 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
+
+	"google.golang.org/grpc/connectivity"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -11,6 +14,9 @@ import (
 // Several plugins may serve one resource: the old and the new pod of a roll-out with surge, or two plugins by mistake. One of them is current: of those that
 // have listed their devices the newest. The others are kept connected in reserve, with their lists. When the current one ends, one in reserve takes its
 // place at once, with its own list: a roll-out that is rolled back leaves no gap. One in reserve that ends is forgotten; it has to register again.
+//
+// Where there is no room for the lists of all (plugins.maxTotalBytes), those but the current one rest: devmgrd has ended their streams, dropped their lists and
+// kept the connections. The room of a dropped list stays its plugin's. When the current one ends, the newest that rests lists again, and serves a moment later.
 //
 // The state file names those in reserve as well: after a restart of devmgrd they are dialled when the current one has listed its devices or cannot be reached.
 // One that is not reached is forgotten when its socket is gone or has no listener, and dialled again otherwise.
@@ -71,19 +77,35 @@ func (r *Registry) rememberedPlugins(k device.PluginRecord) (current *registrati
 	add := func(newer bool) {
 		for _, p := range k.Reserve {
 			if p.Newer == newer && len(reserve) < maxReserve {
-				r.lastNumber++
-				reserve = append(reserve, newRegistration(r, r.lastNumber, k.Resource, r.locationOfPod(p.Pod), p.Endpoint))
+				reserve = append(reserve, r.rememberedPlugin(k.Resource, p.Pod, p.Quota, p.Endpoint))
 			}
 		}
 	}
 	add(false)
-	r.lastNumber++
-	current = newRegistration(r, r.lastNumber, k.Resource, r.locationOfPod(k.Pod), k.Endpoint)
+	current = r.rememberedPlugin(k.Resource, k.Pod, k.Quota, k.Endpoint)
 	add(true)
 	for _, l := range reserve {
 		l.after = current.tried
 	}
 	return current, reserve
+}
+
+// rememberedPlugin returns the registration of a plugin in a record.
+func (r *Registry) rememberedPlugin(resource device.ResourceName, pod device.PluginPod, quota device.Quota, endpoint string) *registration {
+	r.lastNumber++
+	l := newRegistration(r, r.lastNumber, resource, r.locationOfPod(pod), endpoint)
+	if !pod.Known() {
+		l.quota = quota
+	}
+	return l
+}
+
+// recorded returns the quota for the state file; zero if the pod that is recorded tells it.
+func (l *registration) recorded() device.Quota {
+	if l.location.pod.Known() {
+		return device.Quota{}
+	}
+	return l.quota
 }
 
 // useLocked makes a registration in reserve the current one.
@@ -109,6 +131,9 @@ func (r *Registry) setAsideLocked(s *resourceState) {
 		return
 	}
 	l.session, l.list, l.weight = s.session, s.deviceList, s.weight
+	if !l.listed {
+		l.list = deviceList{}
+	}
 	r.reserveLocked(s, l)
 }
 
@@ -121,6 +146,9 @@ func (r *Registry) succeedLocked(s *resourceState) bool {
 			next = l
 		}
 	}
+	if next == nil {
+		s.resumeLocked()
+	}
 	if next == nil || s.state != device.Serving {
 		return false
 	}
@@ -130,4 +158,78 @@ func (r *Registry) succeedLocked(s *resourceState) bool {
 	r.steadyLocked(s)
 	next.log.Log(context.Background(), s.levelLocked(slog.LevelWarn), "plugin ended; another instance serves", "former", former.where(), "devices", len(s.devices))
 	return true
+}
+
+// succeeds reports whether a plugin of the resource is the current one when it lists its devices.
+func (s *resourceState) succeeds(l *registration) bool {
+	return s.registration == l || l.id > s.registration.id || s.state != device.Serving
+}
+
+// errRests is why the stream of a plugin ends that rests.
+var errRests = errors.New("the plugin rests: there is no room for its list next to that of another plugin of the resource")
+
+// restLocked ends a plugin's stream, and drops its list.
+func (l *registration) restLocked() {
+	l.rest, l.resume = context.WithCancel(context.Background())
+	l.list, l.listed = deviceList{}, false
+	l.endStream()
+}
+
+// resumeLocked lets the newest plugin that rests list its devices again.
+func (s *resourceState) resumeLocked() {
+	var newest *registration
+	for _, l := range s.reserve {
+		if l.rest != nil && (newest == nil || l.id > newest.id) {
+			newest = l
+		}
+	}
+	if newest != nil {
+		newest.resume()
+	}
+}
+
+// rest makes a plugin rest whose list was not accepted, unless the one that it rests for has just ended.
+func (r *Registry) rest(l *registration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s := r.resources[l.resource]; s.reserves(l) && !s.succeeds(l) {
+		l.restLocked()
+	}
+}
+
+// awaitTurn returns nil when a plugin that rests is needed again, or does not rest, and an error when its connection has ended.
+func (r *Registry) awaitTurn(ctx context.Context, l *registration, on *session) error {
+	r.mu.Lock()
+	rest, resume := l.rest, l.resume
+	r.mu.Unlock()
+	if rest == nil {
+		return nil
+	}
+	defer resume()
+	defer context.AfterFunc(ctx, resume)()
+	broken := on.conn.WaitForStateChange(rest, connectivity.Ready)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l.rest = nil
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case broken:
+		return errors.New("the connection to the plugin has ended")
+	}
+	return nil
+}
+
+// streams notes how the plugin's stream is ended.
+func (r *Registry) streams(l *registration, end context.CancelFunc) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l.endStream = end
+}
+
+// rests reports whether a plugin rests.
+func (r *Registry) rests(l *registration) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return l.rest != nil
 }

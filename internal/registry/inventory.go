@@ -167,6 +167,38 @@ func (l *lister) takeAnew(message []*pluginapi.Device, now time.Time) (found fau
 	return found
 }
 
+// leaveOut takes back what the latest message has added to the list before it, and returns the number of devices that it leaves out. The list weighs at most
+// what that before did, unless a device that returns is near more than one NUMA node.
+func (l *lister) leaveOut(before deviceList) (out int) {
+	old, changed := before.devices, false
+	var kept, gone []device.Device
+	for _, d := range l.devices {
+		for len(old) > 0 && old[0].ID != d.ID && device.CompareIDs(old[0].ID, d.ID) < 0 {
+			gone, old = append(gone, old[0]), old[1:]
+		}
+		if len(old) > 0 && old[0].ID == d.ID {
+			changed = changed || old[0].Healthy != d.Healthy
+			d.NUMA, old = old[0].NUMA, old[1:]
+		} else if _, returns := before.absent[d.ID]; returns {
+			changed = true
+		} else {
+			out++
+			continue
+		}
+		kept = append(kept, d)
+	}
+	gone = append(gone, old...)
+	l.order = nil
+	switch {
+	case changed || len(gone) > 0:
+		l.deviceList = before.with(kept, gone, 0, l.most)
+	default:
+		l.deviceList = before
+	}
+	l.listed = true
+	return out
+}
+
 // near reports whether numa(t) equals nodes, mostly without computing it.
 func (l *lister) near(nodes []int, t *pluginapi.TopologyInfo) bool {
 	switch len(t.GetNodes()) {

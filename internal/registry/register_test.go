@@ -174,8 +174,8 @@ func TestRegisterRefused(t *testing.T) {
 // A fakeLedger forgets resources that are not in use.
 type fakeLedger struct {
 	*registry.Registry
-	cordoned, suspended, used device.ResourceName
-	fail                      error
+	cordoned, suspended, used, requested device.ResourceName
+	fail                                 error
 }
 
 func (l *fakeLedger) Devices(r device.ResourceName) ([]device.DeviceStatus, bool) {
@@ -188,16 +188,24 @@ func (l *fakeLedger) Devices(r device.ResourceName) ([]device.DeviceStatus, bool
 	return []device.DeviceStatus{{}}, true
 }
 
-func (l *fakeLedger) Needed(r device.ResourceName) bool { return r == l.used || r == l.cordoned }
+func (l *fakeLedger) Use(r device.ResourceName) device.Use {
+	switch r {
+	case l.used, l.cordoned:
+		return device.Kept
+	case l.requested:
+		return device.Requested
+	}
+	return device.Unused
+}
 
-func (l *fakeLedger) Forget(r device.ResourceName) ([]device.Cordon, error) {
+func (l *fakeLedger) Displace(r device.ResourceName) error {
 	if l.fail != nil {
-		return nil, l.fail
+		return l.fail
 	}
 	if r == l.used {
-		return nil, &device.InUseError{Resource: r, Pods: []device.Pod{pod}}
+		return &device.InUseError{Resource: r, Pods: []device.Pod{pod}}
 	}
-	return nil, l.Registry.Forget(r)
+	return l.Registry.Forget(r)
 }
 
 // The resource that has been lost for the longest time makes room for a new one, unless it is in use or cordoned. One with a suspended

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -30,6 +31,7 @@ const (
 	unseenPause = time.Minute            // where no watch reports a recreated socket
 	refusePause = 2 * time.Minute        // after the plugin ended ListAndWatch without a list
 	holdTime    = 5 * time.Second        // for the watcher to find a remembered plugin
+	growPause   = 10 * time.Second       // between two tries to make room for a plugin's new devices
 	courtesy    = 300 * time.Millisecond // for the plugin to register after it has created its socket
 )
 
@@ -51,8 +53,8 @@ type registration struct {
 	attempt  func()             // closes tried
 	cancel   context.CancelFunc // ends Run; guarded by Registry.mu, as is what follows
 
-	caller string // that has registered it in the common directory; empty: it was found there
-	pod    string // in whose share it counts (share.go), as connlimit names it; empty: not known yet, or none
+	caller string       // that has registered it in the common directory; empty: it was found there
+	quota  device.Quota // see quota.go; zero: not known yet, or none
 
 	// Of one in reserve (instances.go):
 	session *session
@@ -60,6 +62,12 @@ type registration struct {
 	weight  int  // of list
 	listed  bool // the present connection has listed devices; also of the current one
 	gone    bool // as of the last try no process listens at the socket
+
+	endStream context.CancelFunc // ends the present or the latest stream
+	rest      context.Context    // it rests until this ends; nil: it does not rest
+	resume    context.CancelFunc // ends rest
+
+	outs *rate.Sometimes // limits the lines about devices that are left out
 }
 
 // where describes the plugin's socket in messages.
@@ -85,11 +93,12 @@ func newRegistration(r *Registry, id uint64, resource device.ResourceName, loc l
 		log:      r.log.With("resource", resource, "endpoint", endpoint),
 		wake:     make(chan struct{}, 1),
 		tried:    make(chan struct{}),
-		cancel:   func() {},
+		cancel:   func() {}, endStream: func() {},
+		outs: seldom(),
 	}
 	l.attempt = sync.OnceFunc(func() { close(l.tried) })
 	if loc.pod.Known() {
-		l.pod = connlimit.PodClient(loc.pod.UID)
+		l.quota = device.Quota{Pod: connlimit.PodClient(loc.pod.UID), Account: accountOf(loc.pod)}
 		l.log = l.log.With("pod", loc.pod.String())
 	}
 	if loc.pod.ServiceAccount != "" {
@@ -138,7 +147,7 @@ func (l *registration) Run(ctx context.Context, on *session) {
 		l.registry.unreached(l, err)
 		l.attempt()
 		barred := new(barredError)
-		l.wait(ctx, err, &pause, !listed && errors.As(err, new(*endError)) || errors.As(err, new(*budgetError)) || errors.As(err, new(*shareError)) ||
+		l.wait(ctx, err, &pause, !listed && errors.As(err, new(*endError)) || errors.As(err, new(*budgetError)) || errors.As(err, new(*quotaError)) ||
 			errors.As(err, &barred) && barred.lasting)
 	}
 }
@@ -249,6 +258,7 @@ func (l *registration) dial(ctx context.Context) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.quota = l.registry.quotaOf(s.process)
 	if err := s.ask(ctx); err != nil {
 		s.close()
 		return nil, err
@@ -256,20 +266,42 @@ func (l *registration) dial(ctx context.Context) (*session, error) {
 	return s, nil
 }
 
-// runOnce follows one ListAndWatch stream to its end, and closes the session. It returns whether the plugin has listed its
-// devices, and why the stream ended.
+// runOnce follows the plugin's streams to the end of the session: one, and a further one each time that the plugin has rested. It returns whether the plugin
+// has listed its devices, and why the last stream ended.
 func (l *registration) runOnce(ctx context.Context, on *session) (listed bool, err error) {
 	defer on.close()
+	for {
+		any, err := l.follow(ctx, on)
+		listed = listed || any
+		if !errors.Is(err, errRests) {
+			return listed, err
+		}
+		l.attempt()
+		l.log.Info("plugin rests in reserve; no room for its list")
+		if err := l.registry.awaitTurn(ctx, l, on); err != nil {
+			return listed, err
+		}
+	}
+}
+
+// follow follows one ListAndWatch stream to its end. It returns whether the plugin has listed its devices, and why the stream ended.
+func (l *registration) follow(ctx context.Context, on *session) (listed bool, err error) {
+	streaming, end := context.WithCancel(ctx)
+	defer end()
+	l.registry.streams(l, end)
 	codec := newListCodec()
-	stream, err := on.client.ListAndWatch(ctx, &pluginapi.Empty{}, grpc.ForceCodecV2(codec))
+	stream, err := on.client.ListAndWatch(streaming, &pluginapi.Empty{}, grpc.ForceCodecV2(codec))
 	if err != nil {
 		return false, err
 	}
 	list := lister{deviceList: l.registry.deviceList(l.resource), most: l.registry.cfg.MaxDevices}
 	var logged faults
+	var tried time.Time // to make room for devices that were left out
 	for {
 		message, err := stream.Recv()
 		switch {
+		case err != nil && l.registry.rests(l):
+			return listed, errRests
 		case errors.Is(err, io.EOF):
 			return listed, new(endError)
 		case err != nil:
@@ -280,11 +312,17 @@ func (l *registration) runOnce(ctx context.Context, on *session) (listed bool, e
 		if n, limit := len(message.Devices), l.registry.cfg.MaxDevices; n > limit {
 			return listed, fmt.Errorf("the plugin lists %d devices, and plugins.maxDevices allows %d", n, limit)
 		}
-		before := list.devices
+		before, alone := list.deviceList, false
 		found := list.take(message.Devices, time.Now())
-		if !listed || !device.SameList(before, list.devices) {
-			if err := l.registry.afford(l, list.deviceList); err != nil {
+		if !listed || !device.SameList(before.devices, list.devices) {
+			if alone, err = l.affordMost(&list, before, listed, &tried); err != nil {
+				if errors.Is(err, errRests) {
+					l.registry.rest(l)
+				}
 				return listed, err
+			}
+			if !tried.IsZero() {
+				codec.length = -1 // the same list again may have room
 			}
 		}
 		if found != logged && found != (faults{}) {
@@ -293,12 +331,38 @@ func (l *registration) runOnce(ctx context.Context, on *session) (listed bool, e
 		}
 		logged = found
 		listed = true
-		back := l.registry.listed(l, on, list.deviceList)
+		back := l.registry.listed(l, on, list.deviceList, alone)
 		l.attempt()
 		if back {
 			l.log.Log(ctx, l.registry.level(l, slog.LevelInfo), "plugin serving", "devices", len(list.devices))
 		}
 	}
+}
+
+// affordMost is Registry.afford, but leaves new devices out for which there is no room. tried is when there was none last; zero: none are left out.
+func (l *registration) affordMost(list *lister, before deviceList, listed bool, tried *time.Time) (alone bool, err error) {
+	if time.Since(*tried) >= l.registry.growPause {
+		alone, err = l.registry.afford(l, list.deviceList)
+		if !errors.As(err, new(*quotaError)) && !errors.As(err, new(*budgetError)) {
+			*tried = time.Time{}
+			return alone, err
+		}
+		*tried = time.Now()
+	}
+	out := list.leaveOut(before)
+	if len(list.devices) == 0 && !listed {
+		return false, err // nothing was accepted before
+	}
+	alone, other := l.registry.afford(l, list.deviceList)
+	switch {
+	case other != nil:
+		return false, other
+	case out == 0:
+		*tried = time.Time{}
+	case err != nil:
+		l.registry.leftOut(l, out, err)
+	}
+	return alone, nil
 }
 
 // listError explains the end of a stream with err.

@@ -108,6 +108,7 @@ type pauses struct {
 	registerTimeout time.Duration // for a plugin's first answer
 	lastPause       time.Duration // of a registration that dials back
 	refusePause     time.Duration // before dialling a plugin that has refused to list its devices
+	growPause       time.Duration // between two tries to make room for a plugin's new devices
 	callPause       time.Duration // of the watcher's calls, the first one
 	sweepPause      time.Duration // between two sweeps of the socket directory
 	steadyTime      time.Duration // of serving, after which a series of restarts is over
@@ -125,7 +126,7 @@ func New(cfg Config) *Registry {
 		cfg:       cfg,
 		log:       cfg.Log,
 		metrics:   newMetrics(cfg.Metrics),
-		pauses:    pauses{registerTimeout, lastPause, refusePause, firstCallPause, sweepPause, steadyTime},
+		pauses:    pauses{registerTimeout, lastPause, refusePause, growPause, firstCallPause, sweepPause, steadyTime},
 		changed:   make(chan struct{}, 1),
 		failed:    make(chan error, 1),
 		own:       map[device.PodUID]*directory{},

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -67,9 +68,9 @@ func (s *resourceState) offer() device.Offer {
 }
 
 func (s *resourceState) record() device.PluginRecord {
-	r := device.PluginRecord{Resource: s.resource, Endpoint: s.registration.endpoint, Pod: s.registration.location.pod, Reported: s.reported, Devices: s.devices}
+	r := device.PluginRecord{Resource: s.resource, Endpoint: s.registration.endpoint, Pod: s.registration.location.pod, Quota: s.registration.recorded(), Reported: s.reported, Devices: s.devices}
 	for _, l := range slices.SortedFunc(slices.Values(s.reserve), func(a, b *registration) int { return cmp.Compare(a.id, b.id) }) {
-		r.Reserve = append(r.Reserve, device.ReservePlugin{Endpoint: l.endpoint, Pod: l.location.pod, Newer: l.id > s.registration.id})
+		r.Reserve = append(r.Reserve, device.ReservePlugin{Endpoint: l.endpoint, Pod: l.location.pod, Quota: l.recorded(), Newer: l.id > s.registration.id})
 	}
 	if s.state != device.Serving {
 		r.Away, r.Lost = s.since.Round(0), s.state == device.Lost
@@ -109,7 +110,7 @@ func (r *Registry) checkAcceptable(l *registration) error {
 func (r *Registry) checkAcceptableLocked(l *registration, forgettable map[device.ResourceName]bool) error {
 	s := r.resources[l.resource]
 	if s == nil && !r.closing {
-		if err := r.checkShareLocked(l, forgettable); err != nil {
+		if err := r.checkQuotaLocked(l, forgettable); err != nil {
 			return err
 		}
 	}
@@ -135,7 +136,7 @@ func (r *Registry) checkAcceptableLocked(l *registration, forgettable map[device
 // devices would be offered under both names. A socket therefore belongs to one resource: that of the newest registration.
 func (r *Registry) accept(l *registration, to *session) (loser device.ResourceName, err error) {
 	loser, err = r.tryAccept(l, to, nil)
-	if errors.As(err, new(*shareError)) {
+	if errors.As(err, new(*quotaError)) {
 		loser, err = r.tryAccept(l, to, r.forgettable())
 	}
 	return loser, err
@@ -234,7 +235,7 @@ func (r *Registry) dropSocketLocked(s *resourceState, lack string) (served bool)
 	}
 	former := s.registration
 	s.registration = newRegistration(r, 0, s.resource, former.location, "")
-	s.registration.lack, s.registration.pod = lack, former.pod
+	s.registration.lack, s.registration.quota = lack, former.quota
 	s.fail(lack)
 	served = r.awayLocked(s)
 	r.saver.note(s.resource)
@@ -274,7 +275,9 @@ func (r *Registry) deviceList(resource device.ResourceName) deviceList {
 func (r *Registry) connected(l *registration, on *session) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l.metLocked(on)
+	if l.metLocked(on) {
+		r.saver.note(l.resource)
+	}
 	s := r.resources[l.resource]
 	if s.reserves(l) {
 		l.session = on
@@ -289,8 +292,8 @@ func (r *Registry) connected(l *registration, on *session) {
 }
 
 // listed takes over a plugin's list, and reports whether the plugin was not serving before. Unchanged devices are the same slice as
-// before.
-func (r *Registry) listed(l *registration, on *session, list deviceList) (back bool) {
+// before. alone: the resource's other plugins rest from then on.
+func (r *Registry) listed(l *registration, on *session, list deviceList, alone bool) (back bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.resources[l.resource]
@@ -298,9 +301,16 @@ func (r *Registry) listed(l *registration, on *session, list deviceList) (back b
 		return false
 	}
 	l.listed = true
+	if alone && s.succeeds(l) {
+		for _, other := range s.all() {
+			if other != l && other.listed {
+				other.restLocked()
+			}
+		}
+	}
 	if s.registration != l {
 		l.list = list
-		if l.id < s.registration.id && s.state == device.Serving {
+		if !s.succeeds(l) {
 			return false
 		}
 		r.useLocked(s, l)
@@ -399,6 +409,17 @@ func (r *Registry) unreached(l *registration, err error) {
 	}
 	s.fail(err.Error())
 	r.saver.note(l.resource) // a plugin that served before devmgrd's restart is away since then
+}
+
+// leftOut records that there was no room for some of a plugin's devices.
+func (r *Registry) leftOut(l *registration, devices int, err error) {
+	r.mu.Lock()
+	if s := r.resources[l.resource]; s != nil && s.registration == l && !r.closing {
+		s.fail(fmt.Sprintf("%d new devices left out: %v", devices, err))
+		r.signal()
+	}
+	r.mu.Unlock()
+	l.outs.Do(func() { l.log.Warn("new devices left out; no room for them", "devices", devices, "err", err) })
 }
 
 // registrationRefused records why a plugin of the resource was refused.

@@ -12,41 +12,45 @@ import (
 type Allocator interface {
 	// Devices returns a resource's devices, with their cordons.
 	Devices(device.ResourceName) (all []device.DeviceStatus, known bool)
-	// Forget removes a resource with its records, through Registry.Forget. It fails with a *device.InUseError while a pod
-	// has or requests its devices, or a plugin serves it.
-	Forget(device.ResourceName) (lifted []device.Cordon, err error)
-	// Needed reports whether a pod has or requests a resource's devices, or an operator has cordoned one.
-	Needed(device.ResourceName) bool
+	// Displace removes a lost resource with its records, through Registry.Forget. It fails with a *device.InUseError while the
+	// resource is kept, or a plugin serves it.
+	Displace(device.ResourceName) error
+	// Use returns what keeps a lost resource.
+	Use(device.ResourceName) device.Use
 }
 
-// makesRoom reports whether lost resources may make room after a refusal: of one pod's plugins if they have used up their share, or of any; empty.
+// makesRoom reports whether lost resources may make room after a refusal: of one pod's plugins if they have used up their quota, or of any; empty.
 func makesRoom(err error) (pod string, makes bool) {
-	if share := new(shareError); errors.As(err, &share) {
-		return share.client, true
+	if quota := new(quotaError); errors.As(err, &quota) {
+		return quota.client, true
 	}
 	return "", errors.As(err, new(*fullError)) || errors.As(err, new(*budgetError))
 }
 
-// makeRoom forgets a resource after a refusal: the one that has been Lost for the longest time, among those that no pod has or requests and that have
-// no cordoned device: an operator who cordons a device expects the plugin back. A busy device is its ended pod's, and keeps the resource.
-// Resources with suspended devices come last: their suspensions would be forgotten too. It reports whether it forgot one.
+// makeRoom forgets a resource after a refusal: the one that has been Lost for the longest time, and reports whether it forgot one. Resources with suspended
+// devices come later, since their suspensions would be forgotten too, and those that pods request come last: these pods wait either way (decision 0006), and
+// would else keep a resource for as long as they like. A resource is kept while a pod has a device of it, since its list tells which devices are new (decision
+// 0021), while a pod names devices of it by claims, and while a device is cordoned: an operator who cordons a device expects the plugin back.
 func (r *Registry) makeRoom(forResource device.ResourceName, refusal error) bool {
 	pod, makes := makesRoom(refusal)
 	if !makes {
 		return false
 	}
-	var candidates, suspended []lostResource
+	var unused, suspended, requested []lostResource
 	for _, lost := range r.lostResources(pod) {
-		switch cordoned, some := r.outOfService(lost.resource); {
-		case cordoned:
-		case some:
-			suspended = append(suspended, lost)
-		default:
-			candidates = append(candidates, lost)
+		switch r.neighbours.Allocator.Use(lost.resource) {
+		case device.Unused:
+			if r.suspended(lost.resource) {
+				suspended = append(suspended, lost)
+			} else {
+				unused = append(unused, lost)
+			}
+		case device.Requested:
+			requested = append(requested, lost)
 		}
 	}
-	for _, lost := range append(candidates, suspended...) {
-		_, err := r.neighbours.Allocator.Forget(lost.resource)
+	for _, lost := range slices.Concat(unused, suspended, requested) {
+		err := r.neighbours.Allocator.Displace(lost.resource)
 		switch {
 		case err == nil:
 			r.log.Warn("lost resource forgotten for another", "resource", lost.resource, "for", forResource,
@@ -64,20 +68,15 @@ func (r *Registry) makeRoom(forResource device.ResourceName, refusal error) bool
 func (r *Registry) forgettable() map[device.ResourceName]bool {
 	all := map[device.ResourceName]bool{}
 	for _, lost := range r.lostResources("") {
-		all[lost.resource] = !r.neighbours.Allocator.Needed(lost.resource)
+		all[lost.resource] = r.neighbours.Allocator.Use(lost.resource) != device.Kept
 	}
 	return all
 }
 
-// outOfService reports whether an operator has cordoned a device of a resource, and whether one is suspended.
-func (r *Registry) outOfService(resource device.ResourceName) (cordoned, suspended bool) {
+// suspended reports whether a device of a resource is suspended.
+func (r *Registry) suspended(resource device.ResourceName) bool {
 	devices, _ := r.neighbours.Allocator.Devices(resource)
-	for _, d := range devices {
-		if d.Cordon != nil {
-			cordoned, suspended = cordoned || !d.Cordon.Suspended, suspended || d.Cordon.Suspended
-		}
-	}
-	return cordoned, suspended
+	return slices.ContainsFunc(devices, func(d device.DeviceStatus) bool { return d.Cordon != nil && d.Cordon.Suspended })
 }
 
 // A lostResource is a resource whose plugin has been away since then.
@@ -86,7 +85,7 @@ type lostResource struct {
 	since    time.Time
 }
 
-// lostResources returns the resources that are Lost and have no connected plugin, the longest lost first: those that count in a pod's share, or all.
+// lostResources returns the resources that are Lost and have no connected plugin, the longest lost first: those that count in a pod's quota, or all.
 func (r *Registry) lostResources(pod string) (all []lostResource) {
 	if r.neighbours.Allocator == nil {
 		return nil
@@ -94,7 +93,7 @@ func (r *Registry) lostResources(pod string) (all []lostResource) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for name, s := range r.resources {
-		if s.lost() && (pod == "" || s.registration.pod == pod) {
+		if s.lost() && (pod == "" || s.registration.quota.Pod == pod) {
 			all = append(all, lostResource{name, s.since})
 		}
 	}

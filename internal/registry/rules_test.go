@@ -149,6 +149,8 @@ func (l *latecomers) ServiceAccount(device.Pod) string {
 	return l.has
 }
 
+func (l *latecomers) Named(device.PodUID) (device.Pod, bool) { return device.Pod{}, false }
+
 func (l *latecomers) Fetch(context.Context, device.Pod) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

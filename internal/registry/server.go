@@ -127,6 +127,7 @@ func (r *Registry) connectBack(ctx context.Context, l *registration) (_ *session
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
 		on, err := connect(ctx, &l.location, l.endpoint, r.cfg.MaxMessageBytes)
 		if err == nil {
+			on.quota = r.quotaOf(on.process)
 			if err := on.ask(ctx); err != nil {
 				on.close()
 				return nil, &optionsError{err}
@@ -231,7 +232,7 @@ func refusalStatus(err error) error {
 		code = codes.InvalidArgument
 	case errors.As(err, new(*barredError)):
 		code = codes.PermissionDenied
-	case errors.As(err, new(*shareError)):
+	case errors.As(err, new(*quotaError)):
 		code = codes.ResourceExhausted
 	case errors.As(err, &socket):
 		code = codes.FailedPrecondition

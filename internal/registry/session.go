@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
 )
 
@@ -22,9 +23,10 @@ import (
 type session struct {
 	client   pluginapi.DevicePluginClient
 	began    time.Time
-	process  string // that listens, as connlimit names it
-	preStart bool   // of the plugin's options
-	prefers  bool   // likewise
+	process  string       // that listens, as connlimit names it
+	quota    device.Quota // in which that counts
+	preStart bool         // of the plugin's options
+	prefers  bool         // likewise
 
 	conn *grpc.ClientConn
 	raw  net.Conn
@@ -61,6 +63,7 @@ func connect(ctx context.Context, loc *location, endpoint string, maxMessage int
 		grpc.WithAuthority("localhost"), // servers in Rust and C++ refuse a socket's path as authority
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithDisableServiceConfig(),
+		grpc.WithIdleTimeout(0), // a plugin that rests has no stream
 	)
 	if err != nil {
 		raw.Close()

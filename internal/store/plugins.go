@@ -19,7 +19,8 @@ import (
 // pluginRecord is a device.PluginRecord without its devices.
 type pluginRecord struct {
 	Endpoint string          `json:"endpoint"`
-	Pod      *pluginPod      `json:"pod,omitempty"` // nil: not known
+	Pod      *pluginPod      `json:"pod,omitempty"`   // nil: not known
+	Quota    *quota          `json:"quota,omitempty"` // nil: an older version wrote the record, or there is none
 	Reserve  []reservePlugin `json:"reserve,omitempty"`
 	Reported bool            `json:"reported"`
 	Away     time.Time       `json:"away,omitzero"`
@@ -30,6 +31,7 @@ type pluginRecord struct {
 type reservePlugin struct {
 	Endpoint string     `json:"endpoint"`
 	Pod      *pluginPod `json:"pod,omitempty"`
+	Quota    *quota     `json:"quota,omitempty"`
 	Newer    bool       `json:"newer,omitempty"`
 }
 
@@ -39,6 +41,27 @@ type pluginPod struct {
 	Namespace      string        `json:"namespace"`
 	Name           string        `json:"name"`
 	ServiceAccount string        `json:"serviceAccount,omitempty"`
+}
+
+// quota is a device.Quota.
+type quota struct {
+	Pod     string `json:"pod"`
+	Account string `json:"account,omitempty"`
+}
+
+func quotaOf(q *quota) device.Quota {
+	if q == nil {
+		return device.Quota{}
+	}
+	return device.Quota(*q)
+}
+
+func recordOfQuota(q device.Quota) *quota {
+	if q == (device.Quota{}) {
+		return nil
+	}
+	of := quota(q)
+	return &of
 }
 
 func podOf(p *pluginPod) device.PluginPod {
@@ -80,9 +103,9 @@ func readPlugin(b *bolt.Bucket) (device.PluginRecord, error) {
 	if err := json.Unmarshal(b.Get(recordKey), &p); err != nil {
 		return device.PluginRecord{}, err
 	}
-	r := device.PluginRecord{Endpoint: p.Endpoint, Pod: podOf(p.Pod), Reported: p.Reported, Away: p.Away, Lost: p.Lost}
+	r := device.PluginRecord{Endpoint: p.Endpoint, Pod: podOf(p.Pod), Quota: quotaOf(p.Quota), Reported: p.Reported, Away: p.Away, Lost: p.Lost}
 	for _, other := range p.Reserve {
-		r.Reserve = append(r.Reserve, device.ReservePlugin{Endpoint: other.Endpoint, Pod: podOf(other.Pod), Newer: other.Newer})
+		r.Reserve = append(r.Reserve, device.ReservePlugin{Endpoint: other.Endpoint, Pod: podOf(other.Pod), Quota: quotaOf(other.Quota), Newer: other.Newer})
 	}
 	devices := b.Bucket(devicesBucket)
 	if devices == nil {
@@ -120,9 +143,9 @@ func savePlugin(d *transaction, r device.PluginRecord) error {
 	if err != nil {
 		return fail(err)
 	}
-	p := pluginRecord{Endpoint: r.Endpoint, Pod: recordOf(r.Pod), Reported: r.Reported, Away: r.Away, Lost: r.Lost}
+	p := pluginRecord{Endpoint: r.Endpoint, Pod: recordOf(r.Pod), Quota: recordOfQuota(r.Quota), Reported: r.Reported, Away: r.Away, Lost: r.Lost}
 	for _, other := range r.Reserve {
-		p.Reserve = append(p.Reserve, reservePlugin{other.Endpoint, recordOf(other.Pod), other.Newer})
+		p.Reserve = append(p.Reserve, reservePlugin{other.Endpoint, recordOf(other.Pod), recordOfQuota(other.Quota), other.Newer})
 	}
 	record, err := json.Marshal(p)
 	if err != nil {

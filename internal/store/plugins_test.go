@@ -107,3 +107,27 @@ func TestLongIDIsQuotedInShort(t *testing.T) {
 		t.Errorf("%.600v", err)
 	}
 }
+
+// The quotas of plugins whose pods are not known come back, and a record without one, as of an older version, has none.
+func TestPlugin_Quota_IsReadBack(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	records := []device.PluginRecord{
+		{Resource: "a.com/new", Endpoint: "a.sock", Quota: device.Quota{Pod: "pod 1", Account: "ns/sa"},
+			Reserve: []device.ReservePlugin{{Endpoint: "b.sock", Quota: device.Quota{Pod: "pod 2"}}}},
+		{Resource: "a.com/old", Endpoint: "c.sock"},
+	}
+	s := open(t, dir)
+	for _, r := range records {
+		if err := s.SavePlugin(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(s.Spoil(`{"endpoint":"c.sock","reported":false}`, "plugins", "a.com/old", "record"), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, dir)
+	if got, err := s.Plugins(); err != nil || !reflect.DeepEqual(got, records) {
+		t.Errorf("Plugins() = %+v, %v; want %+v", got, err, records)
+	}
+}

@@ -36,6 +36,12 @@ func HasEnded(client string) bool { return client == endedClient }
 // PodClient returns the name of a pod as a client.
 func PodClient(pod device.PodUID) string { return podPrefix + string(pod) }
 
+// PodOf returns the pod that PodClient has named.
+func PodOf(client string) (device.PodUID, bool) {
+	uid, is := strings.CutPrefix(client, podPrefix)
+	return device.PodUID(uid), is
+}
+
 // UnixClient names the client of a unix socket: the pod of the process, since processes of a container may fork, or else the
 // process. All processes that have ended are one client, since other processes may use their connections. A process outside the
 // daemon's PID namespace has no ID there: its pidfd names it from Linux 6.9 on, and nothing before.

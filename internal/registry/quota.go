@@ -1,0 +1,128 @@
+package registry
+
+import (
+	"fmt"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
+)
+
+// A pod's quota is its plugins' part of plugins.maxResources and plugins.maxTotalBytes: they may have as much as they leave free. One pod alone has half at
+// most, and each further pod that takes all it can has half of the rest. A pod's first resource is allowed as long as there is a place, and one part in
+// firstPlaces is for first resources alone. A list that does not grow is always allowed.
+//
+// A resource that has lost its plugin counts as long as it is kept, see room.go: in the quotas of its pod and of all pods of its account, since a pod may be
+// deleted and replaced again and again. One that can be forgotten counts in its pod's quota alone, and is forgotten for others of that pod.
+//
+// A plugin pod's own directory shows the pod. In the common directory, the cgroup of the process that listens at the plugin's socket shows the pod. What
+// runs outside of pods has no quota.
+
+// quotaOf returns the quota of a process, as connlimit names it.
+func (r *Registry) quotaOf(client string) (q device.Quota) {
+	if !connlimit.IsPod(client) {
+		return q
+	}
+	q.Pod = client
+	if uid, is := connlimit.PodOf(client); is && r.neighbours.Accounts != nil {
+		if pod, known := r.neighbours.Accounts.Named(uid); known {
+			q.Account = accountOf(device.PluginPod{Pod: pod, ServiceAccount: r.neighbours.Accounts.ServiceAccount(pod)})
+		}
+	}
+	return q
+}
+
+// accountOf names the service account of a pod; empty: it is not known.
+func accountOf(p device.PluginPod) string {
+	if p.ServiceAccount == "" {
+		return ""
+	}
+	return p.Namespace + "/" + p.ServiceAccount
+}
+
+// called notes which process has registered the plugin.
+func (l *registration) called(client string) {
+	if !l.location.pod.Known() {
+		l.caller, l.quota = client, l.registry.quotaOf(client)
+	}
+}
+
+// metLocked notes whose process answers at the plugin's socket, and reports whether that changes the quota. If that process has ended, and has left the
+// socket to others, the process that has registered the plugin counts.
+func (l *registration) metLocked(on *session) (changed bool) {
+	before := l.quota
+	if !l.location.pod.Known() && !(connlimit.HasEnded(on.process) && l.caller != "") {
+		l.quota = on.quota
+	}
+	return l.quota != before
+}
+
+// whose names the pod in messages.
+func (l *registration) whose() string {
+	if l.location.pod.Known() {
+		return "pod " + l.location.pod.String()
+	}
+	return l.quota.Pod
+}
+
+// firstPlaces is the inverse of the part of plugins.maxResources that only first resources of pods may use.
+const firstPlaces = 16
+
+// A part is how much of a limit is in use: by one pod's plugins, by all, and by lost resources of others that can be forgotten.
+type part struct{ own, all, lost int }
+
+// add adds what a resource uses. forgettable: it is lost, and makes room for others.
+func (p *part) add(n int, own, forgettable bool) {
+	if own {
+		p.own += n
+	}
+	if forgettable && !own {
+		p.lost += n
+	} else {
+		p.all += n
+	}
+}
+
+// exceeds reports whether the pod would have more than it leaves free.
+func (p part) exceeds(limit int) bool { return p.own > limit-p.all }
+
+// checkQuotaLocked fails if a new resource is one too many of its pod. forgettable: see Registry.forgettable.
+func (r *Registry) checkQuotaLocked(l *registration, forgettable map[device.ResourceName]bool) error {
+	uses := part{own: 1, all: 1}
+	for _, s := range r.resources {
+		uses.add(1, l.owns(s, s.registration, forgettable), s.lost() && forgettable[s.resource])
+	}
+	limit := r.cfg.MaxResources - r.cfg.MaxResources/firstPlaces
+	if l.quota.Pod == "" || uses.own == 1 || !uses.exceeds(limit) {
+		return nil
+	}
+	return l.exceeds(uses, limit, "plugins.maxResources")
+}
+
+// owns reports whether a plugin of a resource counts in l's quota.
+func (l *registration) owns(s *resourceState, of *registration, forgettable map[device.ResourceName]bool) bool {
+	if of.quota.Pod == l.quota.Pod {
+		return true
+	}
+	return s.lost() && !forgettable[s.resource] && of.quota.Account != "" && of.quota.Account == l.quota.Account
+}
+
+// lost reports whether the resource has no plugin, so that it may make room for others.
+func (s *resourceState) lost() bool { return s.state == device.Lost && !s.present() }
+
+// exceeds returns the error for a resource or a list with which the pod's plugins would have more than they leave free.
+func (l *registration) exceeds(p part, limit int, of string) error {
+	return &quotaError{resource: l.resource, client: l.quota.Pod, pod: l.whose(), would: p.own, leaves: max(0, limit-p.all), of: of}
+}
+
+// A quotaError reports such a resource or list.
+type quotaError struct {
+	resource      device.ResourceName
+	client, pod   string // as connlimit names the pod, and as messages do
+	would, leaves int    // what the pod's plugins would have, and leave free
+	of            string // the limit of all
+}
+
+func (e *quotaError) Error() string {
+	return fmt.Sprintf("with %s, the plugins of %s would have %d of %s and leave %d free; one pod's plugins may have as much as they leave free: "+
+		"raise the limit, or forget resources with devmgrd forget", e.resource, e.pod, e.would, e.of, e.leaves)
+}
