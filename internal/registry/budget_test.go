@@ -2,6 +2,7 @@ package registry_test
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -389,6 +390,65 @@ func TestRoom_SurgeOfALongList_FormerRestsAndComesBack(t *testing.T) {
 			if !f.servesNumber(test.long + 10)() {
 				t.Error("the third one no longer serves")
 			}
+		})
+	}
+}
+
+// However the newer plugin ends, the former one that rests serves then, and rests again when the newer one is back.
+func TestRoom_NewerEnds_RestingOneServes(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]func(t *testing.T, f *harness, former, fresh *plugintest.Plugin){
+		"its stream ends, and it is dialled again": func(t *testing.T, f *harness, former, fresh *plugintest.Plugin) {
+			fresh.EndStreams(errors.New("over"))
+			f.eventually("the newer one serves again", func() bool { return fresh.Calls(plugintest.ListAndWatch) > 1 && f.servesNumber(510)() })
+			f.eventually("the former one rests", func() bool { return former.Streams() == 0 })
+			fresh.Kill()
+			f.eventually("the former one serves", f.servesNumber(500))
+		},
+		"its pod is gone": func(t *testing.T, f *harness, former, fresh *plugintest.Plugin) {
+			f.PodGone("uid-new")
+			f.eventually("the former one serves", f.servesNumber(500))
+			f.asks(t, former, "0003-"+device.ID(strings.Repeat("x", 895)))
+		},
+		"it registers another resource": func(t *testing.T, f *harness, _, fresh *plugintest.Plugin) {
+			if err := fresh.RegisterAs(&plugintest.RegisterRequest{Version: "v1beta1", Endpoint: fresh.Endpoint, ResourceName: "vendor.example/other"}); err != nil {
+				t.Fatal(err)
+			}
+			f.eventually("the former one serves", f.servesNumber(500))
+		},
+		"a third one comes, and both end": func(t *testing.T, f *harness, _, fresh *plugintest.Plugin) {
+			third := plugintest.New(t, f.directory("third").Sockets, gpu, longList(520)...)
+			third.Serve()
+			third.MustRegister()
+			f.eventually("the third one serves", f.servesNumber(520))
+			f.eventually("the second one rests", func() bool { return fresh.Streams() == 0 })
+			third.Kill()
+			f.eventually("the second one serves", f.servesNumber(510))
+			fresh.Kill()
+			f.eventually("the first one serves", f.servesNumber(500))
+		},
+		"the former one registers again": func(t *testing.T, f *harness, former, fresh *plugintest.Plugin) {
+			former.MustRegister()
+			f.eventually("it serves", f.servesNumber(500))
+			f.eventually("the other one rests", func() bool { return fresh.Streams() == 0 })
+			former.Kill()
+			f.eventually("the other one serves", f.servesNumber(510))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxTotalBytes = 1300 << 10 })
+			f.run()
+			former := plugintest.New(t, f.directory("old").Sockets, gpu, longList(500)...)
+			former.Serve()
+			former.MustRegister()
+			f.eventually("it serves", f.servesNumber(500))
+			fresh := plugintest.New(t, f.directory("new").Sockets, gpu, longList(510)...)
+			fresh.Serve()
+			fresh.MustRegister()
+			f.eventually("the new one serves", f.servesNumber(510))
+			f.eventually("the former one rests", func() bool { return former.Streams() == 0 })
+			test(t, f, former, fresh)
 		})
 	}
 }
