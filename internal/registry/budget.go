@@ -54,7 +54,7 @@ func (r *Registry) afford(l *registration, list deviceList) (alone bool, err err
 	}
 }
 
-// tryAfford counts a list if it is within the limits, or does not weigh more than the one that it replaces.
+// tryAfford counts a list if it is within the limits, or does not weigh more than the one that it replaces or rests for.
 func (r *Registry) tryAfford(l *registration, weight int, forgettable map[device.ResourceName]bool) (alone bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -83,12 +83,17 @@ func (r *Registry) tryAfford(l *registration, weight int, forgettable map[device
 	case len(uses) == 1:
 		return false, err
 	}
-	serves := s.succeeds(l)
+	serves, room := s.succeeds(l), 0
 	for i := range uses {
 		uses[i].rests = uses[i].rests || (uses[i].of == l) != serves
+		if uses[i].of != l {
+			room = max(room, uses[i].weight)
+		}
 	}
-	if err = r.fitsLocked(l, uses, forgettable); err != nil {
-		return false, err
+	if weight > room { // else a list of the resource has this room already
+		if err = r.fitsLocked(l, uses, forgettable); err != nil {
+			return false, err
+		}
 	}
 	*counts = weight
 	if !serves {

@@ -394,6 +394,33 @@ func TestRoom_SurgeOfALongList_FormerRestsAndComesBack(t *testing.T) {
 	}
 }
 
+// Others have all the room that a plugin leaves free. A roll-out of its list has room all the same, and one device more is left out.
+func TestRoom_OthersTakeTheirQuotas_SurgeServes(t *testing.T) {
+	t.Parallel()
+	for name, longer := range map[string]int{"the same list": 0, "a longer list": 10} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 })
+			f.run()
+			former := plugintest.New(t, f.directory("old").Sockets, gpu, longList(440)...)
+			former.Serve()
+			former.MustRegister()
+			f.eventually("it serves", f.servesNumber(440))
+			plugintest.Start(t, f.dir, "junk.example/0", longList(466)...)
+			f.eventually("the other one serves", func() bool { return len(f.Offers()["junk.example/0"].Inventory.Devices) == 466 })
+			fresh := plugintest.New(t, f.directory("new").Sockets, gpu, longList(440+longer)...)
+			fresh.Serve()
+			fresh.MustRegister()
+			f.eventually("the new one serves", func() bool { return f.Registrations()[gpu].Pod.Name == "new" && f.servesNumber(440)() })
+			former.Kill()
+			f.eventually("the former one is forgotten", func() bool { return len(f.Registrations()[gpu].Reserve) == 0 })
+			if !f.servesNumber(440)() {
+				t.Error("the new one no longer serves")
+			}
+		})
+	}
+}
+
 // However the newer plugin ends, the former one that rests serves then, and rests again when the newer one is back.
 func TestRoom_NewerEnds_RestingOneServes(t *testing.T) {
 	t.Parallel()
