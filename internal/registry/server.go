@@ -192,7 +192,7 @@ type fullError struct {
 }
 
 func (e *fullError) Error() string {
-	return fmt.Sprintf("%s exceeds plugins.maxResources (%d), and no registered resource is lost and unused; "+
+	return fmt.Sprintf("%s exceeds plugins.maxResources (%d), and no registered resource is lost and out of use; "+
 		"raise it, or forget one with devmgrd forget", e.resource, e.limit)
 }
 
