@@ -158,8 +158,9 @@ type Allocator struct {
 	falling
 	podsListed bool // every pod that is bound to the node is in pods
 	feed       *feed.Feed
-	snapshot   *device.Snapshot             // nil: out of date
-	retired    map[device.ResourceName]bool // forgotten resources that the Node may still show
+	snapshot   *device.Snapshot                // nil: out of date
+	faults     map[device.PodUID]*device.Fault // of pods' devices (health.go); nil: out of date
+	retired    map[device.ResourceName]bool    // forgotten resources that the Node may still show
 }
 
 // podLists are all pods, and those to which something has to be done.

@@ -14,6 +14,9 @@ import (
 // disconnected the devices' health is unknown and nothing changes.
 func (a *Allocator) examineLocked(r device.ResourceName) {
 	resource := a.ledger.Resources[r]
+	if resource.TakenCount() > 0 {
+		defer a.healthChangedLocked()
+	}
 	if !resource.Current() {
 		a.ledger.Failures(r).Away()
 		return
@@ -60,6 +63,7 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, broken map[
 			failed = append(failed, id)
 		}
 	}
+	a.healthChangedLocked()
 	a.reportFailures(holder, r, failed, true)
 	a.tellFailed(holder, r, joined, true)
 }
@@ -159,6 +163,10 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 			return holder != nil, holder != nil && holder.active()
 		}})
 		next = loops.Earliest(next, at)
+		if len(due) > 0 {
+			a.healthChangedLocked()
+			a.changedLocked()
+		}
 		unlisted := map[*pod][]device.ID{}
 		for _, d := range due {
 			switch holder := a.pods[d.Holder]; d.Kind {

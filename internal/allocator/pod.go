@@ -2,7 +2,6 @@ package allocator
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
@@ -29,6 +28,7 @@ type pod struct {
 	grants
 	preparations map[string]*preparation // by container name
 	allocation   *device.PodAllocation   // as published in the feed
+	uses         []device.ResourceName   // those of its devices, ascending
 }
 
 // A sighting is what the runtime says of a static pod that it reports: the API does not affect the pod.
@@ -40,6 +40,7 @@ type sighting struct {
 // waits is what a pod waits for, and for how long it has.
 type waits struct {
 	wait     device.Wait // in phase waiting
+	told     device.Wait // that of the last event; none: no event has been sent
 	since    time.Time   // start of the wait for sinceFor or, if that is empty, of the assignment
 	sinceFor device.Reason
 	tries    int          // consecutive plugin failures
@@ -341,8 +342,11 @@ func (a *Allocator) queueLocked(p *pod) {
 
 // parkLocked makes a pod wait for a change, and no longer than pause if pause is not zero.
 func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
-	news := !sameWait(p.wait, why) && (p.refused == nil || !sameWait(p.refused.why, why))
+	news := !p.wait.Same(why) && (p.refused == nil || !p.refused.why.Same(why))
 	changed := p.waitsForLocked(why.Reason)
+	if why.Reason != device.Allocating && (news || p.told == device.Wait{}) {
+		p.told = why
+	}
 	p.wait, p.retry = why, time.Time{}
 	if pause > 0 {
 		p.retry = time.Now().Add(pause)
@@ -358,15 +362,6 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 		a.cfg.Log.Info("pod waits for its devices", "pod", p.demand.Pod.String(), "reason", why.Reason, "why", why.Message)
 		a.cfg.Notifier.Waiting(p.demand.Pod, why)
 	}
-}
-
-// sameWait reports whether two waits differ at most in how many devices are free, which other pods change all the time.
-func sameWait(a, b device.Wait) bool {
-	if a.Reason != b.Reason || a.Busy != b.Busy || a.Reason != device.NotEnoughDevices && a.Reason != device.DeviceUnhealthy {
-		return a == b
-	}
-	digit := func(c rune) bool { return c >= '0' && c <= '9' }
-	return a.Message == b.Message || slices.Equal(strings.FieldsFunc(a.Message, digit), strings.FieldsFunc(b.Message, digit))
 }
 
 // waitsForLocked dates the wait for a reason, and reports whether that is a new one. A reason that soon passes does not interrupt the wait for another

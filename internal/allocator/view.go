@@ -28,6 +28,7 @@ func (a *Allocator) snapshotLocked() *device.Snapshot {
 	s := &device.Snapshot{Revision: a.feed.Revision(), Pods: make([]device.PodStatus, 0, len(a.pods))}
 	for _, p := range a.pods {
 		status := p.status()
+		status.Fault, status.HealthKnown = a.healthLocked(p)
 		status.GivesUp = a.givesUpLocked(p)
 		s.Pods = append(s.Pods, status)
 	}
@@ -61,11 +62,11 @@ func (p *pod) status() device.PodStatus {
 	case len(p.demand.Demands) == 0:
 		s.State = device.NoDevices
 	case p.refused != nil && (p.phase != waiting || p.wait.Reason == p.refused.why.Reason):
-		s.State, s.Wait, s.Retry, s.Since = device.Waiting, p.refused.wait(), p.retry, p.refused.since
+		s.State, s.Wait, s.Told, s.Retry, s.Since = device.Waiting, p.refused.wait(), p.refused.why, p.retry, p.refused.since
 	case p.served() && p.phase != returned:
 		s.State, s.Since = device.Ready, p.since
 	default:
-		s.State, s.Wait, s.Retry, s.Since = device.Waiting, p.wait, p.retry, p.since
+		s.State, s.Wait, s.Told, s.Retry, s.Since = device.Waiting, p.wait, p.told, p.retry, p.since
 		if p.phase != waiting {
 			s.Wait = waitAllocating
 		}
@@ -120,7 +121,8 @@ func (a *Allocator) publishLocked(p *pod) {
 		now.Containers, now.Sidecars = a.containersLocked(p)
 	}
 	if a.feed.Publish(p.allocation, now, time.Now()) {
-		p.allocation, a.snapshot = now, nil
+		p.allocation, a.snapshot, a.faults = now, nil, nil
+		p.uses = usesOf(p.assigned)
 	}
 }
 

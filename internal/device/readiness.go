@@ -3,6 +3,8 @@ package device
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -12,6 +14,15 @@ type Wait struct {
 	Message string // names the resource and the counts
 	// Busy: other pods have the devices. The wait ends when they end, so it is the scheduler's business and no fault.
 	Busy bool
+}
+
+// Same reports whether two waits differ at most in how many devices are free, which other pods change all the time.
+func (w Wait) Same(as Wait) bool {
+	if w.Reason != as.Reason || w.Busy != as.Busy || w.Reason != NotEnoughDevices && w.Reason != DeviceUnhealthy {
+		return w == as
+	}
+	digit := func(c rune) bool { return c >= '0' && c <= '9' }
+	return w.Message == as.Message || slices.Equal(strings.FieldsFunc(w.Message, digit), strings.FieldsFunc(as.Message, digit))
 }
 
 // A ReadinessState is the kind of answer to the runtime's question about a container.

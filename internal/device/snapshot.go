@@ -37,12 +37,35 @@ type PodStatus struct {
 	*PodAllocation
 	State   ReadinessState // Unknown: it has ended; NoDevices; Ready; Waiting: also while it is being allocated its devices
 	Wait    Wait           // of Waiting
+	Told    Wait           // of Waiting: as its event says; none: no event has been sent
 	Since   time.Time      // start of the present state
 	Retry   time.Time      // of Waiting: the next retry; zero: after the next change
 	GivesUp time.Time      // of Waiting: when the pod is evicted if it still waits; zero: never
 	Release *Release       // of a pod that has ended: why its devices are not free; nil: not checked yet
 	Demands []Demand
+	// Fault is what is wrong with the pod's devices, as the event DeviceFailed says, or has been; nil: nothing.
+	Fault *Fault
+	// HealthKnown reports that the plugins of all of the pod's devices are connected, and have listed their devices.
+	HealthKnown bool
 }
+
+// A Fault is a failure of a pod's devices.
+type Fault struct {
+	Kind     FaultKind
+	Resource ResourceName
+	ID       ID        // the first of the failed devices; empty: PluginLost
+	Others   int       // how many more have failed
+	Ended    time.Time // zero: it lasts
+}
+
+// FaultKind is the kind of a Fault. The values are reasons of the pods' conditions.
+type FaultKind string
+
+const (
+	FaultUnhealthy  FaultKind = "DeviceUnhealthy" // the plugin lists the device as unhealthy
+	FaultUnlisted   FaultKind = "DeviceUnlisted"  // the plugin has stopped listing the device
+	FaultPluginLost FaultKind = "PluginLost"      // the plugin has been away for longer than its grace period
+)
 
 // Wants returns the resources that the pod requests, sorted.
 func (p PodStatus) Wants() []ResourceName {
@@ -210,4 +233,41 @@ type EndedPod struct {
 	At      time.Time // when the kubelet refused it; zero: not known, or not refused
 	Reason  string    // one word, such as OutOfvendor.example/gpu; may be empty
 	Message string    // may be empty
+}
+
+// The conditions of a pod that devmgrd writes.
+const (
+	DevicesAssigned = "devmgrd.io/DevicesAssigned"
+	DevicesHealthy  = "devmgrd.io/DevicesHealthy"
+)
+
+// MaxPodCondition bounds the message of a pod's condition, in bytes: as that of an event.
+const MaxPodCondition = 1024
+
+// A PodCondition is one of devmgrd's conditions of a pod.
+type PodCondition struct {
+	Type    string
+	Status  string // True, False, or what another writer has written
+	Reason  string
+	Message string
+	Since   time.Time // of the Status
+}
+
+// A ShownPod is what the API server shows of a pod that requests devices.
+type ShownPod struct {
+	Pod        Pod
+	Object     string // the UID at the API server: that of a static pod's mirror, not of the static pod
+	Version    uint64 // the resourceVersion; 0: not comparable
+	Leaving    bool   // it is being deleted
+	Conditions []PodCondition
+}
+
+// Condition returns the condition of that type; the zero value: there is none.
+func (p ShownPod) Condition(of string) PodCondition {
+	for _, c := range p.Conditions {
+		if c.Type == of {
+			return c
+		}
+	}
+	return PodCondition{}
 }

@@ -1,6 +1,7 @@
 package failures
 
 import (
+	"iter"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -34,6 +35,8 @@ func New() *Log { return &Log{records: map[device.ID]*record{}} }
 type record struct {
 	broken     time.Time // start of the current failure; zero: none, or no pod has the device
 	pending    bool      // the failure does not count yet: the device has been unlisted for less than unlistedGrace
+	listed     bool      // the plugin listed the device when it last failed
+	ended      time.Time // end of the last failure that counted; zero: none has ended
 	holder     device.PodUID
 	lasting    bool        // the failure has been reported as lasting
 	failures   []time.Time // the newest last
@@ -49,8 +52,13 @@ func (rec *record) count(now time.Time) {
 	}
 }
 
-// end ends the current failure.
-func (rec *record) end() { rec.broken, rec.pending = time.Time{}, false }
+// end ends the current failure, if there is one.
+func (rec *record) end(now time.Time) {
+	if !rec.broken.IsZero() && !rec.pending {
+		rec.ended = now
+	}
+	rec.broken, rec.pending = time.Time{}, false
+}
 
 // Away records that the plugin is disconnected, so that the health of its devices is unknown.
 func (l *Log) Away() { l.away = true }
@@ -71,6 +79,9 @@ func (l *Log) Fail(id device.ID, holder device.PodUID, listed bool, now time.Tim
 		rec.count(now)
 		counts = true
 	}
+	if !rec.pending {
+		rec.listed = listed
+	}
 	return begins, counts
 }
 
@@ -89,7 +100,7 @@ func (l *Log) Settle(now time.Time, lasts func(device.ID, device.PodUID) bool) (
 		switch {
 		case rec.broken.IsZero():
 		case !lasts(id, rec.holder):
-			rec.end()
+			rec.end(now)
 		case l.away && !rec.lasting:
 			rec.broken = now // its health meanwhile is unknown
 			again = true
@@ -133,7 +144,7 @@ func (l *Log) Watch(now time.Time, s State) (due []Due, next time.Time) {
 			rec.failures = rec.failures[1:]
 		}
 		if !s.Has(id, rec.holder) {
-			rec.end()
+			rec.end(now)
 		}
 		known, active := s.Pod(rec.holder)
 		if rec.pending && s.Current {
@@ -143,6 +154,7 @@ func (l *Log) Watch(now time.Time, s State) (due []Due, next time.Time) {
 				continue
 			}
 			if known {
+				rec.listed = false
 				rec.count(now)
 				due = append(due, Due{Unlisted, id, rec.holder, len(rec.failures)})
 			}
@@ -169,6 +181,27 @@ func (l *Log) Watch(now time.Time, s State) (due []Due, next time.Time) {
 		}
 	}
 	return due, next
+}
+
+// A Failure is a failure that counts, or has counted.
+type Failure struct {
+	Listed bool      // the plugin lists the device, as unhealthy
+	Ended  time.Time // zero: it lasts
+}
+
+// Failed yields the devices with the failure that lasts or, if there is none, the last one.
+func (l *Log) Failed() iter.Seq2[device.ID, Failure] {
+	return func(yield func(device.ID, Failure) bool) {
+		for id, rec := range l.records {
+			f := Failure{Listed: rec.listed}
+			if rec.broken.IsZero() || rec.pending {
+				f.Ended = rec.ended
+			}
+			if (!f.Ended.IsZero() || !rec.broken.IsZero() && !rec.pending) && !yield(id, f) {
+				return
+			}
+		}
+	}
 }
 
 // Recent returns how often each device has failed within the hour while in use, and when it last failed.
