@@ -26,6 +26,7 @@ type podState struct {
 	confined bool
 	mirror   bool // it looks like a mirror pod, of which the kubelet runs no container
 	ended    bool // the phase is terminal: no container runs again
+	shown    device.ShownPod
 }
 
 // A reader turns API objects into podStates.
@@ -73,8 +74,28 @@ func (r reader) pod(obj any) (podState, bool) {
 		}
 		s.demand.Containers, s.demand.Sidecars = containers(p)
 		s.demand = bounded(s.demand, room)
+		if len(s.demand.Demands) > 0 || s.demand.Mirror {
+			s.shown = shown(p)
+		}
 	}
 	return s, true
+}
+
+// shown returns what a pod shows of devmgrd's conditions. Another writer's texts are cut where devmgrd's would end.
+func shown(p *corev1.Pod) device.ShownPod {
+	s := device.ShownPod{
+		Pod:    device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name},
+		Object: string(p.UID), Version: kube.ParseVersion(p.ResourceVersion), Leaving: p.DeletionTimestamp != nil,
+	}
+	for _, c := range p.Status.Conditions {
+		if (c.Type == device.DevicesAssigned || c.Type == device.DevicesHealthy) && s.Condition(string(c.Type)) == (device.PodCondition{}) {
+			s.Conditions = append(s.Conditions, device.PodCondition{
+				Type: string(c.Type), Status: device.ClipTo(string(c.Status), 16), Reason: device.ClipTo(c.Reason, 128),
+				Message: strings.Clone(c.Message[:min(len(c.Message), device.MaxPodCondition+1)]), Since: c.LastTransitionTime.Time,
+			})
+		}
+	}
+	return s
 }
 
 // movable reports whether the pod's controller creates another one in its place, which the scheduler may bind to another node. A

@@ -218,3 +218,62 @@ func TestReader_PodGroup_IsNamed(t *testing.T) {
 		t.Errorf("got %+v", seen.demand)
 	}
 }
+
+// What another writer puts into devmgrd's conditions costs as much as devmgrd's own at most, and of one type the first counts.
+func TestShown_ForeignTexts_AreCut(t *testing.T) {
+	long := strings.Repeat("x", 1<<20)
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", UID: "u", ResourceVersion: "7"}}
+	for range 100 {
+		for _, of := range []corev1.PodConditionType{device.DevicesAssigned, device.DevicesHealthy, "example.com/other"} {
+			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: of, Status: corev1.ConditionStatus(long), Reason: long, Message: long})
+		}
+	}
+	got := shown(p)
+	if len(got.Conditions) != 2 || got.Object != "u" || got.Version != 7 || got.Leaving {
+		t.Fatalf("%d conditions of object %s in version %d, leaving: %v", len(got.Conditions), got.Object, got.Version, got.Leaving)
+	}
+	for _, c := range got.Conditions {
+		if n := len(c.Status) + len(c.Reason) + len(c.Message); n > 1200 || len(c.Message) <= device.MaxPodCondition {
+			t.Errorf("%s takes %d bytes, and its message %d", c.Type, n, len(c.Message))
+		}
+	}
+}
+
+// Shown has the pods that request devices, and its signal comes when what they show has changed.
+func TestShown_Signal_OnChangesOnly(t *testing.T) {
+	s := newStore(reader{}, newDiary(), &sandboxes{})
+	put := func(change func(*corev1.Pod)) (signalled bool) {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", UID: "u"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main",
+			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"vendor.example/gpu": resource.MustParse("1")}}}}}}
+		change(p)
+		_ = s.Update(p)
+		select {
+		case <-s.showing:
+			return true
+		default:
+			return false
+		}
+	}
+	condition := func(p *corev1.Pod) {
+		p.Status.Conditions = []corev1.PodCondition{{Type: device.DevicesHealthy, Status: "True"}}
+	}
+	for i, step := range []struct {
+		change func(*corev1.Pod)
+		want   bool
+	}{
+		{func(*corev1.Pod) {}, true},
+		{func(p *corev1.Pod) {
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: "True"}}
+		}, false},
+		{condition, true},
+		{condition, false},
+		{func(p *corev1.Pod) { condition(p); p.DeletionTimestamp = &metav1.Time{} }, true},
+	} {
+		if got := put(step.change); got != step.want {
+			t.Errorf("step %d: signal %v, want %v", i, got, step.want)
+		}
+	}
+	if got := s.shown(); len(got) != 1 || !got["u"].Leaving || got["u"].Condition(device.DevicesHealthy).Status != "True" {
+		t.Errorf("shown: %+v", got)
+	}
+}

@@ -88,8 +88,11 @@ func claims(d device.PodDemand) int {
 
 // size returns about how many bytes a demand takes in memory, with the allocator's tables of resources that only this pod names.
 func size(d device.PodDemand) int {
-	const pod, container, table = 512, 384, 1536
+	const pod, container, table, conditions = 512, 384, 1536, 3 << 10
 	n := pod + table*len(resources(d))
+	if len(d.Demands) > 0 {
+		n += conditions // what the pod shows of devmgrd's
+	}
 	text := func(all ...string) {
 		for _, s := range all {
 			n += perText + len(s)

@@ -96,6 +96,12 @@ func (p *Pods) Run(ctx context.Context) error {
 // Check returns nil while the Sink is up to date, and otherwise the reason why it may not be.
 func (p *Pods) Check() error { return p.watch.Check() }
 
+// Shown returns the pods of the Sink that request devices, as the API server shows them.
+func (p *Pods) Shown() map[device.PodUID]device.ShownPod { return p.store.shown() }
+
+// ShownChanged has a value when Shown may return something else.
+func (p *Pods) ShownChanged() <-chan struct{} { return p.store.showing }
+
 // Fetch asks the API server for one pod that the watch has not delivered yet, and binds it. After nil the Sink knows the pod.
 // ErrNotFound means that this node has no such pod, ErrUnavailable that the answer is not known, a *device.Refusal that there is no room for it.
 //

@@ -11,6 +11,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/locks"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // store holds the active pods of this node and decides the calls to the Sink. It is the reflector's store: its methods never
@@ -30,6 +31,8 @@ type store struct {
 	left    map[device.Pod]bool // pods that the watch has delivered and that there was no room for
 	// outlived are confined pods that the runtime has and the API server does not: they may have been deleted by force.
 	outlived map[device.PodUID]device.Pod
+	// showing has a value when shown pods have changed.
+	showing chan struct{}
 	// passed is the version up to which the watch has delivered everything.
 	passed uint64
 }
@@ -44,16 +47,18 @@ type entry struct {
 	confined bool
 	// mirror: it looks like a mirror pod.
 	mirror bool
+	// shown has the pod's conditions, if it requests devices.
+	shown device.ShownPod
 	// ahead is the version in which Fetch has read the pod; 0 once the watch has delivered it too.
 	ahead uint64
 }
 
 func entryOf(seen podState) entry {
-	return entry{demand: seen.demand, account: seen.account, confined: seen.confined, mirror: seen.mirror}
+	return entry{demand: seen.demand, account: seen.account, confined: seen.confined, mirror: seen.mirror, shown: seen.shown}
 }
 
 func newStore(r reader, to Sink, of Runtime) *store {
-	return &store{reader: r, sink: to, runtime: of, pods: map[device.PodUID]entry{}, held: map[types.NamespacedName]entry{}, left: map[device.Pod]bool{}, outlived: map[device.PodUID]device.Pod{}}
+	return &store{reader: r, sink: to, runtime: of, pods: map[device.PodUID]entry{}, held: map[types.NamespacedName]entry{}, left: map[device.Pod]bool{}, outlived: map[device.PodUID]device.Pod{}, showing: make(chan struct{}, 1)}
 }
 
 // Add receives a new pod from the watch.
@@ -184,6 +189,9 @@ func (s *store) keepLocked(e *entry) bool {
 		e.size = size(e.demand)
 	}
 	s.size += e.size
+	if !known || was.shown.Leaving != e.shown.Leaving || was.shown.Object != e.shown.Object || !slices.Equal(was.shown.Conditions, e.shown.Conditions) {
+		loops.Signal(s.showing)
+	}
 	s.pods[uid] = *e
 	delete(s.left, e.demand.Pod)
 	return true
@@ -311,6 +319,19 @@ func (s *store) knows(pod device.Pod) bool {
 	defer s.mu.Unlock()
 	has, _ := s.hasLocked(pod)
 	return has || s.countsLocked(pod)
+}
+
+// shown returns the pods that request devices, as the API server shows them.
+func (s *store) shown() map[device.PodUID]device.ShownPod {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make(map[device.PodUID]device.ShownPod, len(s.pods))
+	for uid, e := range s.pods {
+		if e.shown.Object != "" {
+			all[uid] = e.shown
+		}
+	}
+	return all
 }
 
 // named returns the pod of that UID.
