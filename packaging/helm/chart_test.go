@@ -258,7 +258,7 @@ func TestChart_EachValue_IsUsed(t *testing.T) {
 	}
 	for _, want := range []string{
 		"registry.example/devmgrd@sha256:aaaa", "imagePullPolicy: Always", "name: registry", "path: /srv/devmgrd/state", "path: /srv/devmgrd/run",
-		"path: /srv/kubelet/device-plugins", "path: /srv/kubelet/pod-resources", "path: /srv/nri", "name: pool-a-devmgrd-own-events",
+		"path: /srv/kubelet/device-plugins", "path: /srv/kubelet/pod-resources", "path: /srv/nri", "name: pool-a-devmgrd-own-events", "name: pool-a-devmgrd-own-pods",
 		"containerPort: 9999", "path: /opt/vendor", "example.com/devices: \"true\"", "nodeAffinity: {}", "key: example.com/devices",
 		"system-cluster-critical", "type: OnDelete", "memory: 2Gi", "1500MiB", "type: spc_t", "example.com/l: v", "example.com/a: v", "name: EXTRA",
 		"mountPath: /extra", "serviceAccountName: account", "pods/eviction", "system:serviceaccount:devices:account", "[''example.com/licence'']",

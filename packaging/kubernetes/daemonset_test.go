@@ -137,7 +137,7 @@ func TestRBAC_DefaultFile_NoEviction(t *testing.T) {
 		slices.Sort(all)
 		return all
 	}
-	want := []string{"create events", "get nodes", "get pods", "list nodes", "list pods", "patch events", "patch nodes/status", "watch nodes", "watch pods"}
+	want := []string{"create events", "get nodes", "get pods", "list nodes", "list pods", "patch events", "patch nodes/status", "patch pods/status", "watch nodes", "watch pods"}
 	if got := role(RBAC); !slices.Equal(got, want) {
 		t.Errorf("rbac.yaml grants %q, want %q", got, want)
 	}
