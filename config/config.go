@@ -94,6 +94,8 @@ type Kubernetes struct {
 	Mode string `key:"mode"` // Cluster or NoCluster
 	// Kubeconfig is a file; empty: the pod's service account, else /etc/kubernetes/kubelet.conf.
 	Kubeconfig string `key:"kubeconfig"`
+	// PodConditions writes conditions into the status of pods that request devices.
+	PodConditions bool `key:"podConditions"`
 }
 
 // Values of Kubernetes.Mode.
@@ -314,7 +316,7 @@ func defaults() Config {
 			Rules:              Off,
 			RulesFile:          "/etc/devmgrd/rules.yaml",
 		},
-		Kubernetes: Kubernetes{Mode: Cluster},
+		Kubernetes: Kubernetes{Mode: Cluster, PodConditions: true},
 		NRI:        NRI{Socket: "/var/run/nri/nri.sock", Index: "05", MaxWait: 100 * time.Millisecond},
 		Topology:   Topology{Policy: "best-effort", Scope: "container"},
 		Allocation: Allocation{Order: map[string]string{}, Groups: map[string]string{}},

@@ -9,6 +9,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
 	"github.com/devmgrd/devmgrd/internal/pods"
+	"github.com/devmgrd/devmgrd/internal/podstatus"
 	"github.com/devmgrd/devmgrd/internal/version"
 )
 
@@ -54,6 +55,10 @@ func (d *daemon) addCluster() error {
 		part{"node", d.node.Check, d.node.Run},
 		part{name: "apiserver", run: d.serverVersion.Run},
 	)
+	if c.Kubernetes.PodConditions {
+		d.podStatus = podstatus.New(podstatus.Config{Client: d.api, View: d.devices, Pods: d.pods, Log: d.logFor("podstatus"), Metrics: d.metrics})
+		d.add(part{name: "podstatus", run: d.podStatus.Run})
+	}
 	return nil
 }
 

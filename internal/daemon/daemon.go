@@ -16,6 +16,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
 	"github.com/devmgrd/devmgrd/internal/nri"
 	"github.com/devmgrd/devmgrd/internal/pods"
+	"github.com/devmgrd/devmgrd/internal/podstatus"
 	"github.com/devmgrd/devmgrd/internal/reclaim"
 	"github.com/devmgrd/devmgrd/internal/registry"
 	"github.com/devmgrd/devmgrd/internal/registry/pluginrules"
@@ -52,6 +53,7 @@ type daemon struct {
 	offered       *dra.Offering
 	serverVersion *kube.ServerVersion
 	pods          *pods.Pods
+	podStatus     *podstatus.Publisher // nil also: kubernetes.podConditions is false
 	node          *nodestatus.Publisher
 	claims        *claims // nil also: this node offers nothing through claims
 }

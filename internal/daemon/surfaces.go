@@ -42,10 +42,14 @@ func (d *daemon) addSurfaces() error {
 	runtime := nri.New(hook)
 	operator.NotRedirected = runtime.NotRedirected
 	operator.Limits = func() []device.Limit {
-		if d.serverVersion == nil {
-			return runtime.Limits()
+		all := runtime.Limits()
+		if d.serverVersion != nil {
+			all = slices.Concat(all, d.serverVersion.Limits())
 		}
-		return slices.Concat(runtime.Limits(), d.serverVersion.Limits())
+		if d.podStatus != nil {
+			all = slices.Concat(all, d.podStatus.Limits())
+		}
+		return all
 	}
 	commands, resources := admin.New(operator), podresources.New(queries)
 	status := statuspage.New(statuspage.Config{Source: commands, Log: d.logFor("page")})

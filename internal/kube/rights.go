@@ -31,6 +31,9 @@ type Access struct {
 // NoPolicy is the Policy of an API server without mutating admission policies: before Kubernetes 1.34, or with the beta switched off.
 const NoPolicy = "none"
 
+// PatchPodStatus is the Right that only kubernetes.podConditions needs.
+const PatchPodStatus = "patch pods/status"
+
 // probeName is the name of objects that do not exist.
 const probeName = "devmgrd-check"
 
@@ -62,6 +65,13 @@ func Rights(ctx context.Context, c Client, node string) (Access, error) {
 				return nil
 			}
 			return c.Patch(types.MergePatchType).Resource("nodes").Name(node).SubResource("status").Param("dryRun", dry).Body([]byte("{}")).Do(ctx).Error()
+		}},
+		{PatchPodStatus, func() error {
+			if len(pods.Items) == 0 {
+				return nil // as above
+			}
+			return ignoreMissing(c.Patch(types.MergePatchType).Namespace(pods.Items[0].Namespace).Resource("pods").Name(pods.Items[0].Name).SubResource("status").
+				Param("dryRun", dry).Body([]byte("{}")).Do(ctx).Error())
 		}},
 		{"create events", func() error {
 			return c.Post().Namespace(metav1.NamespaceDefault).Resource("events").Param("dryRun", dry).Body(&corev1.Event{

@@ -221,7 +221,7 @@ func (s *Server) servePatch(w http.ResponseWriter, r *http.Request, path string)
 // strategic is the type of patches that know a list's items by their keys. The server takes them for conditions.
 const strategic = "application/strategic-merge-patch+json"
 
-// serveConditions applies a strategic merge patch to a Node as a real server does.
+// serveConditions applies a strategic merge patch to a Node or a Pod as a real server does. A UID in the patch is a precondition.
 func (s *Server) serveConditions(w http.ResponseWriter, r *http.Request, path string) {
 	text, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -235,8 +235,17 @@ func (s *Server) serveConditions(w http.ResponseWriter, r *http.Request, path st
 		fail(w, http.StatusNotFound, "NotFound", path+" not found")
 		return
 	}
+	var asked struct{ Metadata struct{ UID any } }
+	if json.Unmarshal(text, &asked) == nil && asked.Metadata.UID != nil && asked.Metadata.UID != was["metadata"].(object)["uid"] {
+		fail(w, http.StatusConflict, "Conflict", "the object has another UID")
+		return
+	}
 	before, _ := json.Marshal(was)
-	after, err := strategicpatch.StrategicMergePatch(before, text, corev1.Node{})
+	var schema any = corev1.Node{}
+	if was["kind"] == "Pod" {
+		schema = corev1.Pod{}
+	}
+	after, err := strategicpatch.StrategicMergePatch(before, text, schema)
 	var is object
 	if err == nil {
 		err = json.Unmarshal(after, &is)

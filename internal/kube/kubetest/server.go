@@ -322,3 +322,19 @@ func at(o object, field string) string {
 	}
 	return fmt.Sprint(at)
 }
+
+// Pod returns a pod as it is now, or nil.
+func (s *Server) Pod(namespace, name string) *corev1.Pod {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o, ok := s.objects["namespaces/"+namespace+"/pods/"+name]
+	if !ok {
+		return nil
+	}
+	text, _ := json.Marshal(o)
+	var p corev1.Pod
+	if err := json.Unmarshal(text, &p); err != nil {
+		s.t.Error(err)
+	}
+	return &p
+}

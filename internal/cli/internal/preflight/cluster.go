@@ -29,7 +29,7 @@ func (j *judge) api(f Facts) {
 	}
 	missing := 0
 	for _, r := range a.Rights {
-		if r.Err == nil {
+		if r.Err == nil || r.What == kube.PatchPodStatus && !f.Conditions {
 			continue
 		}
 		missing++
@@ -38,6 +38,8 @@ func (j *judge) api(f Facts) {
 		switch what := "devmgrd may not " + r.What; {
 		case strings.HasSuffix(r.What, "events"):
 			j.warn("permissions", remedy, "%s: the owners of waiting pods get no events. %v", what, r.Err)
+		case r.What == kube.PatchPodStatus:
+			j.warn("permissions", remedy+", or set kubernetes.podConditions to false", "%s: pods do not show the state of their devices. %v", what, r.Err)
 		case strings.HasSuffix(r.What, "eviction") && !f.Evicts:
 			j.warn("permissions", evicts+"; only devmgrd drain needs it", "%s: devmgrd drain cannot evict. %v", what, r.Err)
 		case strings.HasSuffix(r.What, "eviction"):

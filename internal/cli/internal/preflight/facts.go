@@ -14,6 +14,7 @@ type Facts struct {
 	Root       bool   // the caller is root, which the checks need
 	ConfigFile string // empty: there is none
 	Evicts     bool   // the configuration evicts pods
+	Conditions bool   // the configuration writes conditions of pods
 	Takeover   bool   // the configuration has devmgrd serve at the kubelet's PodResources path
 
 	State   State

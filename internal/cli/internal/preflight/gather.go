@@ -68,14 +68,15 @@ type gatherer struct {
 
 func (l gatherer) facts() Facts {
 	f := Facts{
-		Root:     os.Geteuid() == 0,
-		Evicts:   l.config.Health.OnDeviceFailure == config.Evict || l.config.Health.OnMissingDevices == config.Evict || len(l.config.Wait.GiveUpAfter) > 0,
-		Takeover: l.config.PodResources.Takeover,
-		State:    l.state(),
-		NRI:      l.nri(),
-		Host:     host(),
-		Openers:  l.openers(),
-		Commands: l.commands(),
+		Root:       os.Geteuid() == 0,
+		Conditions: l.config.Kubernetes.PodConditions,
+		Evicts:     l.config.Health.OnDeviceFailure == config.Evict || l.config.Health.OnMissingDevices == config.Evict || len(l.config.Wait.GiveUpAfter) > 0,
+		Takeover:   l.config.PodResources.Takeover,
+		State:      l.state(),
+		NRI:        l.nri(),
+		Host:       host(),
+		Openers:    l.openers(),
+		Commands:   l.commands(),
 	}
 	daemon := l.daemon(&f)
 	if f.Daemon == nil {

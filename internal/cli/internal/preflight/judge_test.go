@@ -178,6 +178,12 @@ func TestJudge(t *testing.T) {
 		"no right": {func(f *preflight.Facts) {
 			f.API.Rights = []kube.Right{{What: "patch nodes/status", Err: broken}, {What: "create events", Err: broken}, {What: "create pods/eviction", Err: broken}}
 		}, "FAIL permissions, warn permissions, warn permissions"},
+		"no right to pods' status": {func(f *preflight.Facts) {
+			f.Conditions, f.API.Rights = true, []kube.Right{{What: "patch pods/status", Err: broken}}
+		}, "warn permissions"},
+		"no right to pods' status, which is not used": {func(f *preflight.Facts) {
+			f.API.Rights = []kube.Right{{What: "patch pods/status", Err: broken}}
+		}, ""},
 		"no right to evict": {func(f *preflight.Facts) {
 			f.Evicts, f.API.Rights = true, []kube.Right{{What: "create pods/eviction", Err: broken}}
 		}, "FAIL permissions"},
