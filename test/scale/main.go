@@ -1,5 +1,5 @@
 // Command scale measures what devmgrd costs the API server of a large cluster: a real kube-apiserver with etcd, scheduler and controller
-// manager, and thousands of simulated nodes in one process. On each node devmgrd's own packages pods and nodestatus run next to a thin
+// manager, and thousands of simulated nodes in one process. On each node devmgrd's own packages pods, podstatus and nodestatus run next to a thin
 // kubelet, which does what a kubelet does at the API server. The thin kubelets alone are the base line.
 //
 //	go run ./test/scale -nodes 2000      as docs/scale.md was made: "make scale"

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,6 +34,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
 	"github.com/devmgrd/devmgrd/internal/nri"
 	"github.com/devmgrd/devmgrd/internal/pods"
+	"github.com/devmgrd/devmgrd/internal/podstatus"
 )
 
 const gpu = device.ResourceName("vendor.example/gpu")
@@ -206,11 +209,13 @@ func (n *node) startDevmgrd(ctx context.Context) error {
 		Components: func() []nodestatus.Component { return []nodestatus.Component{{Name: "pods", Err: bound.Check()}} },
 		Ignored:    pods.Ignores(nil), KubeletDir: dir, Log: log, Metrics: prometheus.NewRegistry(),
 	})
+	conditions := podstatus.New(podstatus.Config{Client: client, View: devices, Pods: bound, Log: log, Metrics: prometheus.NewRegistry()})
 	ctx, n.close = context.WithCancel(ctx)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return events.Run(ctx) })
 	group.Go(func() error { return bound.Run(ctx) })
 	group.Go(func() error { return status.Run(ctx) })
+	group.Go(func() error { return conditions.Run(ctx) })
 	n.ready = func() error {
 		if err := bound.Check(); err != nil {
 			return err
@@ -242,30 +247,51 @@ func pause(ctx context.Context, d time.Duration) {
 // A ledger stands for the allocator: it has eight devices, and assigns at once.
 type ledger struct {
 	events *pods.Events
-	bound  sync.Map // pods, by UID
 
 	mu      sync.Mutex
+	bound   map[device.PodUID]device.PodStatus
 	listed  bool
 	updated chan struct{}
 }
 
 func newLedger(events *pods.Events) *ledger {
-	return &ledger{events: events, updated: make(chan struct{})}
+	return &ledger{events: events, bound: map[device.PodUID]device.PodStatus{}, updated: make(chan struct{})}
 }
 
 // longestList is the longest list of pods that any node has received.
 var longestList atomic.Int64
 
 func (l *ledger) Bind(d device.PodDemand) {
-	if _, known := l.bound.LoadOrStore(d.Pod.UID, true); known || len(d.Demands) == 0 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, known := l.bound[d.Pod.UID]; known || len(d.Demands) == 0 {
 		return
 	}
-	l.events.Assigned(d.Pod, []device.Assignment{{
+	has := &device.PodAllocation{Pod: d.Pod, Active: true, Assignments: []device.Assignment{{
 		Container: d.Demands[0].Container, Shares: []device.Share{{Resource: gpu, IDs: []device.ID{"GPU-0"}}},
-	}})
+	}}}
+	l.bound[d.Pod.UID] = device.PodStatus{PodAllocation: has, State: device.Ready, Demands: d.Demands, HealthKnown: true}
+	l.events.Assigned(d.Pod, has.Assignments)
+	l.moveLocked()
 }
 
-func (l *ledger) Drop(uid device.PodUID) { l.bound.Delete(uid) }
+func (l *ledger) Drop(uid device.PodUID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.bound, uid)
+	l.moveLocked()
+}
+
+func (l *ledger) moveLocked() {
+	close(l.updated)
+	l.updated = make(chan struct{})
+}
+
+func (l *ledger) Snapshot() *device.Snapshot {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return &device.Snapshot{Pods: slices.Collect(maps.Values(l.bound))}
+}
 
 func (l *ledger) Replace(all []device.PodDemand) {
 	for {
@@ -278,8 +304,7 @@ func (l *ledger) Replace(all []device.PodDemand) {
 	defer l.mu.Unlock()
 	if !l.listed {
 		l.listed = true
-		close(l.updated)
-		l.updated = make(chan struct{})
+		l.moveLocked()
 	}
 }
 
