@@ -5,7 +5,7 @@
 //	make chaos SEED=17          the one sequence of that seed again
 //	make chaos N=200 KUBELET=1  the same against the kubelet's own device manager, without devmgrd
 //	make chaos N=200 ATTACKER=1 the same with a plugin pod, a tenant and a local user that attack devmgrd all the time
-//	make chaos KUBERNETES=1.37  on another release of Kubernetes
+//	make chaos KUBERNETES=1.36  on another release of Kubernetes
 //
 // A sequence is a handful of steps, drawn from its seed. Pods are created and deleted, by force at times. Containers, their
 // shims, devmgrd, the plugin, the kubelet, containerd and the API server are killed, stopped or frozen, some in the middle of

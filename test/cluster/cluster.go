@@ -34,7 +34,7 @@ type Options struct {
 
 	// FeatureGates are for the programs of the control plane, such as "DRADeviceTaints=false".
 	FeatureGates string
-	// RuntimeConfig switches APIs of the API server on or off, such as "scheduling.k8s.io/v1alpha2=true".
+	// RuntimeConfig switches APIs of the API server on or off, such as "scheduling.k8s.io/v1beta1=true".
 	RuntimeConfig string
 
 	// KubeletConfig is YAML that is laid over the kubelet's configuration, key by key.

@@ -86,7 +86,7 @@ func (c *Cluster) schedulerArgs() []string {
 
 func (c *Cluster) controllerManagerArgs(keys pki) []string {
 	controllers := "*,-node-ipam-controller"
-	if release := kubernetesRelease(); release == "" || KubernetesBefore("1.37") { // later ones do not have it
+	if KubernetesBefore("1.37") { // later ones do not have it
 		controllers += ",-cloud-node-lifecycle-controller"
 	}
 	return append([]string{

@@ -32,7 +32,6 @@ var lacking = map[string][]Feature{
 	"containerd 1.7":  {Permissions, Arguments, Validation, UserNamespaces},
 	"containerd 2.0":  {CDI, Permissions, Arguments, Validation},
 	"containerd 2.1":  {Permissions, Arguments, Validation},
-	"Kubernetes 1.32": {Policies, PodGet, UserNamespaces},
 	"Kubernetes 1.33": {Policies, PodGet},
 }
 

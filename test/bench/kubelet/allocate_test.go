@@ -241,7 +241,7 @@ func (p *Process) StartKubelet(m Machine, _ *none) error {
 		p.manager.pods = append(p.manager.pods, kubeletPod(oldPod(i)))
 	}
 	quiet := logr.Discard()
-	k, err := newManager(quiet, filepath.Join(m.Sockets, "kubelet.sock"), nil, topologymanager.NewFakeManager())
+	k, err := newManager(quiet, filepath.Join(m.Sockets, "kubelet.sock"), nil, topologymanager.NewFakeManager(quiet))
 	if err != nil {
 		return err
 	}
@@ -295,7 +295,7 @@ func kubeletPod(name string) *corev1.Pod {
 // KubeletFull waits until the device manager shows all devices, and returns how long after its start that was.
 func (p *Process) KubeletFull(_ none, took *time.Duration) error {
 	for {
-		capacity, _, _ := p.manager.kubelet.GetCapacity()
+		capacity, _, _ := p.manager.kubelet.GetCapacity(logr.Discard())
 		if n := capacity[gpu]; n.Value() == int64(p.manager.machine.Devices) {
 			*took = time.Since(p.manager.began)
 			return nil

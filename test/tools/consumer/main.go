@@ -47,19 +47,18 @@ func main() {
 
 func read(endpoint string) (told, error) {
 	var t told
-	client, conn, err := podresources.GetV1Client(endpoint, limit, maxSize)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	client, conn, err := podresources.GetV1Client(ctx, endpoint, limit, maxSize)
 	if err != nil {
 		return t, err
 	}
 	defer conn.Close()
-	old, oldConn, err := podresources.GetV1alpha1Client(endpoint, limit, maxSize)
+	old, oldConn, err := podresources.GetV1alpha1Client(ctx, endpoint, limit, maxSize)
 	if err != nil {
 		return t, err
 	}
 	defer oldConn.Close()
-
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
 	list, err := client.List(ctx, &v1.ListPodResourcesRequest{})
 	if err != nil {
 		return t, err

@@ -22,7 +22,7 @@ import (
 )
 
 // oldest is the Kubernetes whose expressions the policies may use.
-var oldest = version.MajorMinor(1, 32)
+var oldest = version.MajorMinor(1, 33)
 
 // policy returns a shipped policy as the API server compiles it.
 func policy(t *testing.T, name string) validating.Validator {
@@ -97,7 +97,7 @@ func TestOwnEvents_StolenToken_WritesEventsOfDevmgrdAndItsNodeOnly(t *testing.T)
 		}
 		attributes := admission.NewAttributesRecord(object, before, gvk, object.Namespace, object.Name, gvr, "", operation, nil, false, who)
 		result := validator.Validate(t.Context(), schema.GroupVersionResource(gvr), &admission.VersionedAttributes{
-			Attributes: attributes, VersionedKind: gvk, VersionedObject: object, VersionedOldObject: before,
+			Attributes: attributes, VersionedKind: gvk, VersionedObject: admission.NewLazyObject(object), VersionedOldObject: admission.NewLazyObject(before),
 		}, nil, nil, 1_000_000, nil)
 		for _, d := range result.Decisions {
 			if d.Action == validating.ActionDeny {
@@ -163,7 +163,7 @@ func TestOwnPods_StolenToken_WritesTwoConditionsOfItsNodesPodsOnly(t *testing.T)
 	validate := func(who user.Info, object, old *corev1.Pod) (message string) {
 		attributes := admission.NewAttributesRecord(object, old, gvk, object.Namespace, object.Name, gvr, "status", admission.Update, nil, false, who)
 		result := validator.Validate(t.Context(), schema.GroupVersionResource(gvr), &admission.VersionedAttributes{
-			Attributes: attributes, VersionedKind: gvk, VersionedObject: object, VersionedOldObject: old,
+			Attributes: attributes, VersionedKind: gvk, VersionedObject: admission.NewLazyObject(object), VersionedOldObject: admission.NewLazyObject(old),
 		}, nil, nil, 1_000_000, nil)
 		for _, d := range result.Decisions {
 			if d.Action == validating.ActionDeny {

@@ -32,9 +32,6 @@ const (
 	driverName = "nic.vendor.example"
 	cdiKind    = driverName + "/nic"
 	cdiDir     = "/var/run/cdi"
-
-	// numaNode is the name that Kubernetes 1.37 defines. The library of 1.36 does not have it yet.
-	numaNode resourceapi.QualifiedName = deviceattribute.StandardDeviceAttributePrefix + "numaNode"
 )
 
 func main() {
@@ -93,7 +90,7 @@ func parse(cards []string) (devices []resourceapi.Device, err error) {
 			return nil, fmt.Errorf("the NUMA node of %s: %w", parts[0], err)
 		}
 		devices = append(devices, resourceapi.Device{Name: parts[0], Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			numaNode: {IntValue: &near},
+			deviceattribute.StandardDeviceAttributeNUMANode: {IntValue: &near},
 			deviceattribute.StandardDeviceAttributePCIeRoot: {StringValue: &parts[2]},
 		}})
 	}
@@ -102,6 +99,11 @@ func parse(cards []string) (devices []resourceapi.Device, err error) {
 
 // A driver makes a CDI file for each claim, by which the container runtime injects the cards.
 type driver struct{}
+
+// WatchHealthStatus tells the kubelet that the cards have no health to report.
+func (driver) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+	return kubeletplugin.ErrHealthNotSupported
+}
 
 func (driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	all := map[types.UID]kubeletplugin.PrepareResult{}
