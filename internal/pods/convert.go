@@ -130,7 +130,15 @@ func ending(p *corev1.Pod) device.EndedPod {
 	if e.Refused && status.StartTime != nil {
 		e.At = status.StartTime.Time
 	}
+	if i := slices.IndexFunc(status.Conditions, disrupted); e.Reason == "" && i >= 0 {
+		e.Reason, e.Message = status.Conditions[i].Reason, status.Conditions[i].Message
+	}
 	return e
+}
+
+// disrupted reports whether a condition says that Kubernetes has evicted the pod: for a taint of the Node or of a device, a preemption, or by request.
+func disrupted(c corev1.PodCondition) bool {
+	return c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue
 }
 
 // admitted reports whether the kubelet has accepted a pod. A start time alone does not prove that: a kubelet that has just

@@ -265,6 +265,11 @@ func TestEnded(t *testing.T) {
 	failed("refused", "OutOfvendor.com/gpu")
 	failed("evicted", "Evicted", corev1.ContainerStatus{Name: "main"})
 	failed("collected", "")
+	tainted := at("tainted", 0, "Failed")
+	tainted.Status.Conditions = []corev1.PodCondition{{
+		Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByDeviceTaintManager", Message: "deleting due to device taint",
+	}}
+	api.Put(tainted)
 	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: newDiary(), Runtime: &sandboxes{all: true}, Log: kubetest.Log(t)})
 	pod := func(name string) device.Pod {
 		return device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}
@@ -275,6 +280,7 @@ func TestEnded(t *testing.T) {
 		"refused":   {Pod: pod("refused"), Failed: true, Refused: true, At: began.Time, Reason: "OutOfvendor.com/gpu", Message: "why"},
 		"evicted":   {Pod: pod("evicted"), Failed: true, Reason: "Evicted", Message: "why"},
 		"collected": {Pod: pod("collected"), Failed: true, Message: "why"},
+		"tainted":   {Pod: pod("tainted"), Failed: true, Reason: "DeletionByDeviceTaintManager", Message: "deleting due to device taint"},
 	} {
 		got, found, err := p.Ended(t.Context(), "ns", name)
 		if !got.At.IsZero() {

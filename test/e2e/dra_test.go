@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"bytes"
+	"context"
 	"net/http"
 	"slices"
 	"strings"
@@ -11,9 +12,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/devmgrd/devmgrd/internal/dra"
 	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/node"
 	"github.com/devmgrd/devmgrd/test/plugintest"
@@ -277,10 +282,14 @@ func TestDRA_TooManyDevices_StayANumber(t *testing.T) {
 	r.exact("b")
 }
 
-// The control plane knows neither taints nor classes for unchanged pods: claims are served, and other pods stay pending.
+// The control plane knows no taints, and the class names no extended resource, as where the API server knows none: claims are served, and other pods
+// stay pending.
 func TestDRA_FeaturesOff_ClaimsAreServed(t *testing.T) {
-	r := startWith(t, cluster.Options{FeatureGates: "DRAExtendedResource=false,DRADeviceTaints=false"}, "--set", "dra.resources="+gpu)
+	r := startWith(t, cluster.Options{FeatureGates: "DRADeviceTaints=false,DRADeviceTaintRules=false"}, "--set", "dra.resources="+gpu)
 	r.class(gpu)
+	_, err := r.Client().ResourceV1().DeviceClasses().Patch(r.ctx, gpuClass, types.JSONPatchType,
+		[]byte(`[{"op": "remove", "path": "/spec/extendedResourceName"}]`), metav1.PatchOptions{})
+	r.must(err)
 	r.offered(gpu, 3)
 	r.says("cordon " + gpu + "/dev-000000 --reason dust")
 	r.until("the slices lack the device", func() bool { return len(r.sliced()) == 2 && r.sliced()[named("dev-000000")[0]] == nil })
@@ -300,4 +309,47 @@ func TestDRA_FeaturesOff_ClaimsAreServed(t *testing.T) {
 		t.Errorf("the pod has %q", got)
 	}
 	r.exact("claims")
+}
+
+// An administrator's DeviceTaintRule with NoExecute evicts the pods that have the device, by whichever name they asked for it, and keeps further pods
+// away until the rule is deleted. devmgrd has no part in it: it sees pods that end.
+func TestDRA_DeviceTaintRule_EvictsPodsOfBothKinds(t *testing.T) {
+	r := start(t, "--set", "dra.resources="+gpu)
+	if cluster.KubernetesBefore("1.37") {
+		t.Skip("DeviceTaintRules are on by default from Kubernetes 1.37")
+	}
+	r.class(gpu)
+	r.offered(gpu, 3)
+	r.claim("own", gpuClass, 1)
+	r.must(r.Create(r.ctx, node.Pod("requests", gpu, 1, "report", "--then-sleep")))
+	r.must(r.Create(r.ctx, claiming("claims", "own")))
+	r.distinct("requests", "claims")
+	r.run("stays", gpu, 1)
+	rules := r.Client().ResourceV1().DeviceTaintRules()
+	t.Cleanup(func() {
+		_ = rules.DeleteCollection(context.WithoutCancel(r.ctx), metav1.DeleteOptions{}, metav1.ListOptions{})
+	})
+	for _, name := range []string{"requests", "claims"} {
+		pod, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(r.ctx, name, metav1.GetOptions{})
+		r.must(err)
+		device := r.promised(pod, "main")[0]
+		_, err = rules.Create(r.ctx, &resourceapi.DeviceTaintRule{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: resourceapi.DeviceTaintRuleSpec{
+				DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: new(dra.Driver), Device: &device},
+				Taint:          resourceapi.DeviceTaint{Key: "example.com/maintenance", Effect: resourceapi.DeviceTaintEffectNoExecute},
+			},
+		}, metav1.CreateOptions{})
+		r.must(err)
+		r.until("pod "+name+" is evicted", func() bool {
+			_, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(r.ctx, name, metav1.GetOptions{})
+			return apierrors.IsNotFound(err)
+		})
+	}
+	r.until("the devices are free", func() bool { return r.inState(gpu, "free") == 2 })
+	r.must(r.Create(r.ctx, node.Pod("next", gpu, 1, "report", "--then-sleep")))
+	r.unscheduled("next")
+	r.must(rules.Delete(r.ctx, "requests", metav1.DeleteOptions{}))
+	r.exact("next")
+	r.exact("stays")
 }
