@@ -53,22 +53,26 @@ func (a *Allocator) faultsLocked() map[device.PodUID]*device.Fault {
 	return a.faults
 }
 
-// worse returns the one of two faults that counts, without editing either.
+// worse returns the one of two faults that counts, without editing either: one that lasts, or the one that has ended last, and of several the first by name.
 func worse(a, b *device.Fault) *device.Fault {
-	switch {
-	case a == nil:
+	if a == nil {
 		return b
-	case a.Ended.IsZero() && b.Ended.IsZero():
-		first := *a
-		if cmp.Or(cmp.Compare(b.Resource, a.Resource), device.CompareIDs(b.ID, a.ID)) < 0 {
-			first = *b
-		}
-		first.Others = a.Others + b.Others + 1
-		return &first
-	case a.Ended.IsZero(), !b.Ended.IsZero() && b.Ended.Before(a.Ended):
-		return a
 	}
-	return b
+	first, lasts := a, a.Ended.IsZero() && b.Ended.IsZero()
+	switch {
+	case a.Ended.Equal(b.Ended):
+		if cmp.Or(cmp.Compare(b.Resource, a.Resource), device.CompareIDs(b.ID, a.ID)) < 0 {
+			first = b
+		}
+	case b.Ended.IsZero() || !a.Ended.IsZero() && b.Ended.After(a.Ended):
+		first = b
+	}
+	if lasts {
+		both := *first
+		both.Others = a.Others + b.Others + 1
+		first = &both
+	}
+	return first
 }
 
 // usesOf returns the resources of assignments, ascending.
