@@ -84,6 +84,22 @@ func TestSnapshot_PodHealth_AgreesWithEvents(t *testing.T) {
 	})
 }
 
+// Device IDs are of their resource: of two pods with devices of equal IDs, only the one fails whose device has.
+func TestSnapshot_EqualIDsOfTwoResources_OnePodIsAffected(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.RuntimeSynced(nil, nil)
+		r.plugins.stock(gpu, 1)
+		r.plugins.stock(nic, 1)
+		r.bind("a", app(gpu, 1))
+		r.bind("b", app(nic, 1))
+		r.plugins.stock(nic, 1, 0)
+		if a, b := r.health("a"), r.health("b"); a != "known" || b != "known DeviceUnhealthy d0+0" {
+			t.Errorf("a: %s, b: %s", a, b)
+		}
+	})
+}
+
 // The wait that the snapshot shows as told is that of the last event.
 func TestSnapshot_Told_IsTheLastEvent(t *testing.T) {
 	t.Parallel()

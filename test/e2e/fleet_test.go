@@ -5,6 +5,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/devmgrd/devmgrd/test/node"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // condition returns one of the Node's conditions.
@@ -90,6 +92,43 @@ func TestNodeConditions_DevicesAndComponents_AreShown(t *testing.T) {
 	}
 	r.must(r.Runtime.Start(r.ctx))
 	r.untilCondition("DeviceManagerReady", corev1.ConditionTrue, "ComponentsReady")
+}
+
+// A new node has a taint until the Node's condition says that all expected devices are there: the condition is at no moment true before, and the pod
+// for which an autoscaler has added the node is scheduled when they can be requested. The test removes the taint, as a controller does that watches the condition.
+func TestNodeConditions_StartupGate_PodIsScheduledWhenAllDevicesAreThere(t *testing.T) {
+	r := start(t, "--set", "node.expected="+gpu+"=3")
+	taint := func(value string) {
+		t.Helper()
+		_, err := r.Client().CoreV1().Nodes().Patch(r.ctx, r.NodeName(), types.MergePatchType, []byte(`{"spec": {"taints": `+value+`}}`), metav1.PatchOptions{})
+		r.must(err)
+	}
+	t.Cleanup(func() { taint("null") })
+	taint(`[{"key": "readiness.k8s.io/devices", "effect": "NoSchedule"}]`)
+	r.must(r.Create(r.ctx, node.Pod("a", gpu, 2, "report", "--then-sleep")))
+	statuses, err := r.Client().CoreV1().Nodes().Watch(r.ctx, metav1.SingleObject(metav1.ObjectMeta{Name: r.NodeName()}))
+	r.must(err)
+	defer statuses.Stop()
+
+	p := r.serve(gpu, 2) // one device is missing
+	r.until("the Node shows the devices", func() bool { return r.WaitShown(r.soon(), gpu, 2) == nil })
+	r.untilCondition("DevicesHealthy", corev1.ConditionFalse, "DevicesMissing")
+	r.unscheduled("a")
+	p.Set(append(p.Listed(), &plugintest.Device{ID: "dev-000002", Health: plugintest.Healthy})...)
+	for event := range statuses.ResultChan() {
+		n, is := event.Object.(*corev1.Node)
+		if !is || !slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == "DevicesHealthy" && c.Status == corev1.ConditionTrue
+		}) {
+			continue
+		}
+		if shown := n.Status.Allocatable[gpu]; shown.Value() != 3 {
+			t.Errorf("the condition is true while the Node has %s devices", shown.String())
+		}
+		break
+	}
+	taint("null")
+	r.running("a")
 }
 
 // A device is taken out of service by the Node's annotation, as from a repository: set, changed and removed, also while devmgrd is

@@ -186,6 +186,13 @@ func Markdown(cells []Cell) string {
 			fmt.Fprintf(&b, " %s |", c.Date)
 		}
 		b.WriteString("\n")
+		if g.title != kubernetes {
+			b.WriteString("| with Kubernetes |")
+			for _, c := range columns {
+				fmt.Fprintf(&b, " %s |", c.Version)
+			}
+			b.WriteString("\n")
+		}
 	}
 	b.WriteString("\n")
 	for i, f := range features {
