@@ -44,8 +44,12 @@ func TestUpAndDown(t *testing.T) {
 	if err != nil {
 		t.Fatal("use the printed kubeconfig outside:", err)
 	}
-	if got := node.Status.NodeInfo.KubeletVersion; got != "v1.36.3" {
-		t.Errorf("the kubelet is %s", got)
+	releases, err := cluster.Releases("k8s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := node.Status.NodeInfo.KubeletVersion, "v"+releases[0].Version; got != want {
+		t.Errorf("the kubelet is %s, want %s", got, want)
 	}
 	id, err := os.ReadFile(filepath.Join(dir, "run"))
 	if err != nil {
