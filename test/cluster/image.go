@@ -22,20 +22,24 @@ const (
 	PauseImage = "registry.k8s.io/pause:3.10.2"
 	// ProbeImage runs `probe`, see images/probe. Its path in the image is /probe.
 	ProbeImage = "localhost/probe:1"
-	// SampleDevicePluginImage is Kubernetes' own example of a device plugin, under the name that its manifests use.
-	SampleDevicePluginImage = "registry.k8s.io/e2e-test-images/sample-device-plugin:1.7"
+	// SampleDevicePluginImage is Kubernetes' own example of a device plugin, under the name that its manifests use since 1.37.
+	SampleDevicePluginImage = sampleDevicePlugin + "1.8.0"
+	sampleDevicePlugin      = "registry.k8s.io/e2e-test-images/sample-device-plugin:"
 )
 
 // BuiltinImages are the images that every node has.
 func BuiltinImages(t Tools) []Image {
-	return []Image{
+	all := []Image{
 		{Name: PauseImage, Entrypoint: []string{"/pause"}, Files: map[string]string{"/pause": t.Path("pause")}},
 		{Name: ProbeImage, Entrypoint: []string{"/probe"}, Files: map[string]string{"/probe": t.Path("probe")}},
-		{
-			Name: SampleDevicePluginImage, Entrypoint: []string{"/sampledeviceplugin", "-alsologtostderr"},
-			Files: map[string]string{"/sampledeviceplugin": t.Path("sample-device-plugin")},
-		},
 	}
+	for _, name := range []string{SampleDevicePluginImage, sampleDevicePlugin + "1.7"} { // that of the manifests before 1.37
+		all = append(all, Image{
+			Name: name, Entrypoint: []string{"/sampledeviceplugin", "-alsologtostderr"},
+			Files: map[string]string{"/sampledeviceplugin": t.Path("sample-device-plugin")},
+		})
+	}
+	return all
 }
 
 // An Image is a container image of one layer, made of static programs. It has a /tmp.
