@@ -98,11 +98,11 @@ func alphanumeric(c byte) bool { return lowerOrDigit(c) || 'A' <= c && c <= 'Z' 
 // Clip cuts a peer's text to a length for a message.
 func Clip(s string) string { return ClipTo(s, 300) }
 
-// ClipTo cuts a text to at most that many bytes.
+// ClipTo cuts a text to at most that many bytes, and makes it UTF-8: the API server would store it in another form.
 func ClipTo(s string, most int) string {
 	const more = " ..."
 	if len(s) <= most {
-		return s
+		return strings.ToValidUTF8(s, "?")
 	}
 	return strings.ToValidUTF8(s[:most-len(more)], "") + more
 }

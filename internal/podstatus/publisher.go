@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -72,8 +73,10 @@ type Publisher struct {
 	// Run's goroutine alone has the rest.
 	pods    map[device.PodUID]*record
 	all     *rate.Limiter
-	failing bool
+	written bool    // a write has succeeded
+	failed  *record // the last write has failed, of this pod; nil: it has succeeded
 	retry   loops.Backoff
+	until   time.Time // no pod whose last write has failed is written to before
 }
 
 // A record is what the Publisher remembers of one pod.
@@ -85,7 +88,7 @@ type record struct {
 	tried      time.Time // the last attempt to write
 	version    uint64    // of the object after the last write
 	retry      loops.Backoff
-	due        time.Time // after a failure: the next attempt
+	due        time.Time // after a failure: the next attempt; zero: the last write has succeeded
 }
 
 // New returns a Publisher; Run starts it.
@@ -116,9 +119,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 		next, due := p.next(began)
 		rest := max(lookPause, min(lookShare*time.Since(began), lastLook))
 		if next != nil {
-			if failed := p.write(ctx, next); failed > 0 {
-				rest = failed
-			}
+			p.write(ctx, next)
 			due = time.Now() // another pod may be next
 		}
 		select {
@@ -170,7 +171,7 @@ func (p *Publisher) next(now time.Time) (first *change, due time.Time) {
 		if due = loops.Earliest(due, at); len(write) == 0 {
 			continue
 		}
-		if at := r.earliest(now); now.Before(at) {
+		if at := p.earliest(r, now); now.Before(at) {
 			due = loops.Earliest(due, at)
 			continue
 		}
@@ -185,12 +186,14 @@ func (p *Publisher) next(now time.Time) (first *change, due time.Time) {
 	return first, due
 }
 
-// earliest returns when a pod may be written to.
-func (r *record) earliest(now time.Time) time.Time {
-	if at := available(r.writes, now); at.After(r.due) {
-		return at
+// earliest returns when a pod may be written to. While the API server fails, each pod is tried once, and then one of them now and then; a
+// pod that it refuses alone does not delay the others.
+func (p *Publisher) earliest(r *record, now time.Time) time.Time {
+	at := available(r.writes, now)
+	if !r.due.IsZero() {
+		at = slices.MaxFunc([]time.Time{at, r.due, p.until}, time.Time.Compare)
 	}
-	return r.due
+	return at
 }
 
 // available returns when a limiter lets the next write pass.
@@ -202,35 +205,35 @@ func available(l *rate.Limiter, now time.Time) time.Time {
 	return now.Add(time.Duration(lacking/float64(l.Limit())*float64(time.Second)) + time.Millisecond)
 }
 
-// write writes a pod's conditions. It returns how long to pause if the API server is the cause of a failure.
-func (p *Publisher) write(ctx context.Context, c *change) (pause time.Duration) {
+// write writes a pod's conditions.
+func (p *Publisher) write(ctx context.Context, c *change) {
 	r, now := c.record, time.Now()
 	r.writes.AllowN(now, 1)
 	p.all.AllowN(now, 1)
 	version, err := p.patch(ctx, c)
 	r.tried = time.Now()
 	if err == nil {
-		r.version = version
+		r.version, r.due = version, time.Time{}
 		r.retry.Reset()
 		p.retry.Reset()
 		p.patches.WithLabelValues("ok").Inc()
-		if p.refused.Store(false); p.failing {
-			p.failing = false
+		if p.refused.Store(false); p.failed != nil {
 			p.cfg.Log.Info("pod conditions published again")
 		}
-		return 0
+		p.written, p.failed, p.until = true, nil, time.Time{}
+		return
 	}
 	r.due = r.tried.Add(r.retry.Next())
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || ctx.Err() != nil {
-		return 0 // the pod is gone, and the watch will say so
+		return // the pod is gone, and the watch will say so
 	}
 	p.patches.WithLabelValues("error").Inc()
-	p.refused.Store(apierrors.IsForbidden(err))
-	if !p.failing {
-		p.failing = true
+	if p.failed == nil {
 		p.cfg.Log.Warn("cannot publish pod conditions", "pod", c.pod.Pod.String(), "err", err)
 	}
-	return p.retry.Next()
+	alone := p.written && (p.failed == nil || p.failed == r) // a policy may refuse this pod's, for instance
+	p.refused.Store(apierrors.IsForbidden(err) && !alone)
+	p.failed, p.until = r, r.tried.Add(p.retry.Next())
 }
 
 // patch sends the patch, and returns the version of the pod after it.

@@ -2,6 +2,7 @@ package podstatus_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -404,6 +405,52 @@ func TestConditions_Forbidden_NoteAndSlowRetries(t *testing.T) {
 		}
 		if l := n.publisher.Limits(); l != nil {
 			t.Errorf("the limits are %+v", l)
+		}
+	})
+}
+
+// A pod whose status the API server refuses, such as by a policy, delays no other pod, and is no sign of a missing right.
+func TestConditions_OnePodRefused_OthersAreWritten(t *testing.T) {
+	for _, code := range []int{http.StatusInternalServerError, http.StatusUnprocessableEntity, http.StatusForbidden} {
+		t.Run(fmt.Sprint(code), func(t *testing.T) {
+			run(t, func(n *node) {
+				attempts := 0
+				n.server.Refuse(func(verb, path string) int {
+					if verb != "conditions" || !strings.Contains(path, "pods/bad") {
+						return 0
+					}
+					attempts++
+					return code
+				})
+				n.list(device.Serving)
+				n.create("a", 1)
+				n.after(time.Second)
+				n.create("bad", 1)
+				n.after(time.Hour)
+				if attempts < 30 || attempts > 100 {
+					t.Errorf("%d attempts in an hour", attempts)
+				}
+				n.list(device.Serving, 0)
+				n.after(time.Second)
+				n.shows("a", oneGPU, brokenGPU)
+				if l := n.publisher.Limits(); l != nil {
+					t.Errorf("the limits are %+v", l)
+				}
+			})
+		})
+	}
+}
+
+// A plugin's error need not be UTF-8; the API server stores nothing else.
+func TestConditions_TextIsNoUTF8_OneWrite(t *testing.T) {
+	run(t, func(n *node) {
+		n.list(device.Serving)
+		n.Plugins.Answer(func(context.Context) error { return errors.New("firmware \xff\xfe says no") })
+		n.create("a", 1)
+		n.after(10 * time.Minute)
+		before := n.server.Requests("conditions")
+		if n.after(time.Hour); n.server.Requests("conditions") != before {
+			t.Errorf("%d writes in an hour without a change", n.server.Requests("conditions")-before)
 		}
 	})
 }
