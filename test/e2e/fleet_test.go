@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -103,7 +104,9 @@ func TestNodeConditions_StartupGate_PodIsScheduledWhenAllDevicesAreThere(t *test
 		_, err := r.Client().CoreV1().Nodes().Patch(r.ctx, r.NodeName(), types.MergePatchType, []byte(`{"spec": {"taints": `+value+`}}`), metav1.PatchOptions{})
 		r.must(err)
 	}
-	t.Cleanup(func() { taint("null") })
+	t.Cleanup(func() {
+		_, _ = r.Client().CoreV1().Nodes().Patch(context.WithoutCancel(r.ctx), r.NodeName(), types.MergePatchType, []byte(`{"spec": {"taints": null}}`), metav1.PatchOptions{})
+	})
 	taint(`[{"key": "readiness.k8s.io/devices", "effect": "NoSchedule"}]`)
 	r.must(r.Create(r.ctx, node.Pod("a", gpu, 2, "report", "--then-sleep")))
 	statuses, err := r.Client().CoreV1().Nodes().Watch(r.ctx, metav1.SingleObject(metav1.ObjectMeta{Name: r.NodeName()}))
