@@ -32,18 +32,29 @@ func (c *Cluster) PowerOff(ctx context.Context) error {
 	return errors.Join(append(errs, c.nextBoot())...)
 }
 
+// bootID is where the kernel shows the ID of the boot.
+const bootID = "/proc/sys/kernel/random/boot_id"
+
 // nextBoot has the kernel's ID of the boot be another one, in the cluster's own mount namespace.
 func (c *Cluster) nextBoot() error {
-	const id = "/proc/sys/kernel/random/boot_id"
 	file := filepath.Join(c.run.Dir, "boot_id")
 	if err := os.WriteFile(file, []byte(string(uuid.NewUUID())+"\n"), 0o644); err != nil {
 		return err
 	}
-	if err := unix.Unmount(id, 0); err != nil && !errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("unmount %s: %w", id, err)
+	if err := realBoot(); err != nil {
+		return err
 	}
-	if err := unix.Mount(file, id, "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("mount on %s: %w", id, err)
+	if err := unix.Mount(file, bootID, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount on %s: %w", bootID, err)
+	}
+	return nil
+}
+
+// realBoot has the kernel's ID of the boot be its own again. While a mount hides a part of /proc, the kernel mounts no /proc in a user namespace, so that no
+// pod with one starts.
+func realBoot() error {
+	if err := unix.Unmount(bootID, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("unmount %s: %w", bootID, err)
 	}
 	return nil
 }
