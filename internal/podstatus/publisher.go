@@ -85,7 +85,7 @@ type record struct {
 	allocation *device.PodAllocation // that counts describes
 	counts     string
 	writes     *rate.Limiter
-	tried      time.Time // the last attempt to write
+	tried      time.Time // the last attempt to write, or when the pod was seen first
 	version    uint64    // of the object after the last write
 	retry      loops.Backoff
 	due        time.Time // after a failure: the next attempt; zero: the last write has succeeded
@@ -157,7 +157,7 @@ func (p *Publisher) next(now time.Time) (first *change, due time.Time) {
 		}
 		r := p.pods[pod.Pod.UID]
 		if r == nil {
-			r = &record{writes: rate.NewLimiter(rate.Every(podEvery), podWrites), retry: loops.Backoff{First: firstRetry, Last: lastRetry}}
+			r = &record{tried: now, writes: rate.NewLimiter(rate.Every(podEvery), podWrites), retry: loops.Backoff{First: firstRetry, Last: lastRetry}}
 		}
 		seen[pod.Pod.UID] = r
 		if r.allocation != pod.PodAllocation {
@@ -165,7 +165,8 @@ func (p *Publisher) next(now time.Time) (first *change, due time.Time) {
 		}
 		r.look(&pod, now)
 		if is.Version < r.version && now.Before(r.tried.Add(delivery)) {
-			continue // the watch signals
+			due = loops.Earliest(due, r.tried.Add(delivery)) // or the watch signals
+			continue
 		}
 		write, at := judge(&pod, r.counts, is, r.past, now)
 		if due = loops.Earliest(due, at); len(write) == 0 {
@@ -224,10 +225,13 @@ func (p *Publisher) write(ctx context.Context, c *change) {
 		return
 	}
 	r.due = r.tried.Add(r.retry.Next())
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || ctx.Err() != nil {
+	if apierrors.IsNotFound(err) || ctx.Err() != nil {
 		return // the pod is gone, and the watch will say so
 	}
 	p.patches.WithLabelValues("error").Inc()
+	if apierrors.IsInvalid(err) {
+		return // another pod has its name, and a UID may not be changed; or a policy denies the write
+	}
 	if p.failed == nil {
 		p.cfg.Log.Warn("cannot publish pod conditions", "pod", c.pod.Pod.String(), "err", err)
 	}

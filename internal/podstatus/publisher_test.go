@@ -441,6 +441,36 @@ func TestConditions_OnePodRefused_OthersAreWritten(t *testing.T) {
 	}
 }
 
+// New pods, five a second, do not delay the pod whose device fails.
+func TestConditions_ManyNewPods_OlderPodIsWritten(t *testing.T) {
+	run(t, func(n *node) {
+		n.list(device.Serving)
+		n.create("quiet", 3)
+		n.after(time.Minute)
+		i := 0
+		churn := func() {
+			n.create(fmt.Sprint("w", i), 1)
+			if i >= 40 {
+				n.server.Delete(fmt.Sprint("namespaces/ns/pods/w", i-40))
+			}
+			n.after(170 * time.Millisecond)
+			i++
+		}
+		for i < 220 { // the writes in one go are used up
+			churn()
+		}
+		n.list(device.Serving, 0)
+		for range 60 {
+			churn()
+		}
+		for _, c := range n.server.Pod("ns", "quiet").Status.Conditions {
+			if string(c.Type) == device.DevicesHealthy && c.Status != "False" {
+				t.Errorf("after 10 s the condition is %+v", c)
+			}
+		}
+	})
+}
+
 // A plugin's error need not be UTF-8; the API server stores nothing else.
 func TestConditions_TextIsNoUTF8_OneWrite(t *testing.T) {
 	run(t, func(n *node) {

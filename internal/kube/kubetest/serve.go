@@ -237,7 +237,7 @@ func (s *Server) serveConditions(w http.ResponseWriter, r *http.Request, path st
 	}
 	var asked struct{ Metadata struct{ UID any } }
 	if json.Unmarshal(text, &asked) == nil && asked.Metadata.UID != nil && asked.Metadata.UID != was["metadata"].(object)["uid"] {
-		fail(w, http.StatusConflict, "Conflict", "the object has another UID")
+		fail(w, http.StatusUnprocessableEntity, "Invalid", "metadata.uid: field is immutable")
 		return
 	}
 	before, _ := json.Marshal(was)
