@@ -86,11 +86,11 @@ func (r *Registry) tryAfford(l *registration, weight int, forgettable map[device
 	serves, room := s.succeeds(l), 0
 	for i := range uses {
 		uses[i].rests = uses[i].rests || (uses[i].of == l) != serves
-		if uses[i].of != l {
+		if of := uses[i].of; of != l && (l.quota.Pod == "" || related(of.quota, l.quota)) {
 			room = max(room, uses[i].weight)
 		}
 	}
-	if weight > room { // else a list of the resource has this room already
+	if weight > room { // else a list of the resource has this room already, in its quota
 		if err = r.fitsLocked(l, uses, forgettable); err != nil {
 			return false, err
 		}

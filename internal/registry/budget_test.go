@@ -401,6 +401,7 @@ func TestRoom_OthersTakeTheirQuotas_SurgeServes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 })
+			f.with.Accounts = accounts{"old": "plugin", "new": "plugin"}
 			f.run()
 			former := plugintest.New(t, f.directory("old").Sockets, gpu, longList(440)...)
 			former.Serve()
@@ -552,6 +553,29 @@ func TestRoom_OthersTakeTheirQuotas_OneDeviceMoreLosesNone(t *testing.T) {
 		honest.Set(list...)
 		return f.servesNumber(200)()
 	})
+}
+
+// Devices were left out for want of room, and their plugin sends no further list. They are taken when there is room.
+func TestRoom_OthersLeaveRoom_LeftOutDevicesAreTaken(t *testing.T) {
+	t.Parallel()
+	f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 })
+	f.SetGrowPause(time.Millisecond)
+	f.run()
+	honest := plugintest.Start(t, f.directory("honest").Sockets, gpu, longList(10)...)
+	f.eventually("it serves", f.servesNumber(10))
+	junk := plugintest.Start(t, f.dir, "junk.example/0", longList(895)...)
+	f.eventually("the other one serves", func() bool { return len(f.Offers()["junk.example/0"].Inventory.Devices) == 895 })
+	honest.Set(longList(15)...)
+	f.eventually("it is said", func() bool { return strings.Contains(f.offer().LastError, "5 new devices left out") })
+	junk.Set(append(longList(800), plugintest.Dev("new", plugintest.Healthy))...) // a new ID ends the memory of those that are gone
+	f.eventually("all are taken", f.servesNumber(15))
+	if n := honest.Calls(plugintest.ListAndWatch); n != 1 || honest.Streams() != 1 {
+		t.Errorf("ListAndWatch was called %d times", n)
+	}
+	list := longList(15)
+	list[3].Health = plugintest.Unhealthy
+	honest.Set(list...)
+	f.eventually("a change of health is seen", func() bool { return f.servesNumber(15)() && !f.offer().Inventory.Devices[3].Healthy })
 }
 
 // Many pods take all that they can. There are places for the first resources of others.

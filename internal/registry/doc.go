@@ -92,11 +92,12 @@
 // would: its records and its capacity on the Node. It keeps a resource that a pod has or names by a claim, or that has a cordoned device. Those with a
 // suspended device come later, and those that pods request last.
 //
-// Each plugin pod has a quota of the resources and of the memory for lists. What is Lost and kept counts in the quotas of all pods of the same service account,
-// which outlives its pods (decision 0034).
+// Each plugin pod has a quota of the resources and of the memory for lists. What is Lost and kept, or handed over from pod to pod, counts in the quotas of all pods of
+// the same service account, which outlives its pods (decision 0034).
 //
 // Where there is no room for the lists of two plugins of a resource, the current one has its list, and the other rests in reserve. Where there is no room for
-// the devices that a plugin adds to its list, these are left out; the others stay, and so does the stream.
+// the devices that a plugin adds to its list, these are left out; the others stay, and so does the stream. They are taken when there is room, unless the list is
+// longer than 16 KiB: then with the plugin's next list.
 //
 // # Promises
 //

@@ -113,7 +113,8 @@ func (r *Registry) useLocked(s *resourceState, l *registration) {
 	s.reserve = slices.DeleteFunc(s.reserve, func(other *registration) bool { return other == l })
 	r.setAsideLocked(s)
 	r.lastNumber++
-	s.registration, s.session, s.number, s.preStart, s.prefers = l, l.session, r.lastNumber, l.session.preStart, l.session.prefers
+	s.passLocked(l)
+	s.session, s.number, s.preStart, s.prefers = l.session, r.lastNumber, l.session.preStart, l.session.prefers
 	s.deviceList, s.weight, s.lister, s.listed = l.list, l.weight, l.session, r.lastNumber
 	l.session, l.list, l.weight = nil, deviceList{}, 0
 	r.metrics.setUp(s.resource, true)

@@ -2,48 +2,13 @@ package registry
 
 import (
 	"cmp"
-	"hash/maphash"
 	"slices"
 	"time"
 
-	"google.golang.org/grpc/encoding"
-	"google.golang.org/grpc/encoding/proto"
-	"google.golang.org/grpc/mem"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
-
-// A listCodec decodes the messages of one stream, except those that equal the one before: some plugins send tens of thousands of
-// unchanged devices every few seconds. It compares the length and a 64-bit hash with a secret seed. Two different messages have the
-// same hash once in 10^19 times, and the plugin's next change would correct that.
-type listCodec struct {
-	encoding.CodecV2
-	unchanged bool // the latest message was the same as the one before, and was not decoded
-
-	hash   maphash.Hash
-	sum    uint64
-	length int // of the latest message; -1: there was none
-}
-
-func newListCodec() *listCodec {
-	return &listCodec{CodecV2: encoding.GetCodecV2(proto.Name), length: -1}
-}
-
-// Unmarshal is called by the stream's Recv, so by one goroutine.
-func (c *listCodec) Unmarshal(data mem.BufferSlice, into any) error {
-	c.hash.Reset()
-	for _, b := range data {
-		c.hash.Write(b.ReadOnlyData())
-	}
-	sum, length := c.hash.Sum64(), data.Len()
-	c.unchanged = sum == c.sum && length == c.length
-	c.sum, c.length = sum, length
-	if c.unchanged {
-		return nil
-	}
-	return c.CodecV2.Unmarshal(data, into)
-}
 
 // A lister turns the lists of one stream into inventories. Plugins mostly keep the order of their devices, so it neither sorts nor
 // copies a list with the same IDs in the same order, unless a device has changed.

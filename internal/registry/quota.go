@@ -2,6 +2,7 @@ package registry
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
@@ -13,6 +14,9 @@ import (
 //
 // A resource that has lost its plugin counts as long as it is kept, see room.go: in the quotas of its pod and of all pods of its account, since a pod may be
 // deleted and replaced again and again. One that can be forgotten counts in its pod's quota alone, and is forgotten for others of that pod.
+//
+// A pod needs room in its quota for what it takes over from a pod of another account, as if that had left. What it takes over within its account has room, as
+// a roll-out needs, and counts in the quotas of all pods of the account from then on: else two pods could hand all they have to each other, and have it again.
 //
 // A plugin pod's own directory shows the pod. In the common directory, the cgroup of the process that listens at the plugin's socket shows the pod. What
 // runs outside of pods has no quota.
@@ -85,11 +89,17 @@ func (p *part) add(n int, own, forgettable bool) {
 // exceeds reports whether the pod would have more than it leaves free.
 func (p part) exceeds(limit int) bool { return p.own > limit-p.all }
 
-// checkQuotaLocked fails if a new resource is one too many of its pod. forgettable: see Registry.forgettable.
+// checkQuotaLocked fails if a resource is one too many of its pod: a new one, or one of pods of other accounts. forgettable: see Registry.forgettable.
 func (r *Registry) checkQuotaLocked(l *registration, forgettable map[device.ResourceName]bool) error {
-	uses := part{own: 1, all: 1}
+	uses := part{own: 1}
+	if s := r.resources[l.resource]; s == nil {
+		uses.all = 1
+	} else if slices.ContainsFunc(s.all(), func(of *registration) bool { return related(of.quota, l.quota) }) {
+		return nil
+	}
 	for _, s := range r.resources {
-		uses.add(1, l.owns(s, s.registration, forgettable), s.lost() && forgettable[s.resource])
+		own := l.owns(s, s.registration, forgettable) || slices.ContainsFunc(s.reserve, func(of *registration) bool { return l.owns(s, of, forgettable) })
+		uses.add(1, own, s.lost() && forgettable[s.resource])
 	}
 	limit := r.cfg.MaxResources - r.cfg.MaxResources/firstPlaces
 	if l.quota.Pod == "" || uses.own == 1 || !uses.exceeds(limit) {
@@ -100,10 +110,20 @@ func (r *Registry) checkQuotaLocked(l *registration, forgettable map[device.Reso
 
 // owns reports whether a plugin of a resource counts in l's quota.
 func (l *registration) owns(s *resourceState, of *registration, forgettable map[device.ResourceName]bool) bool {
-	if of.quota.Pod == l.quota.Pod {
-		return true
+	return of.quota.Pod == l.quota.Pod || related(of.quota, l.quota) && (s.handed || s.lost()) && !forgettable[s.resource]
+}
+
+// related reports whether two quotas are of one pod, or of pods of one account.
+func related(a, b device.Quota) bool {
+	return a.Pod == b.Pod || a.Account != "" && a.Account == b.Account
+}
+
+// passLocked makes a registration the current one.
+func (s *resourceState) passLocked(to *registration) {
+	if from := s.registration; from.quota.Pod != to.quota.Pod {
+		s.handed = related(from.quota, to.quota)
 	}
-	return s.lost() && !forgettable[s.resource] && of.quota.Account != "" && of.quota.Account == l.quota.Account
+	s.registration = to
 }
 
 // lost reports whether the resource has no plugin, so that it may make room for others.

@@ -15,10 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
@@ -289,16 +287,16 @@ func (l *registration) follow(ctx context.Context, on *session) (listed bool, er
 	streaming, end := context.WithCancel(ctx)
 	defer end()
 	l.registry.streams(l, end)
-	codec := newListCodec()
-	stream, err := on.client.ListAndWatch(streaming, &pluginapi.Empty{}, grpc.ForceCodecV2(codec))
+	messages, err := l.messages(streaming, on)
 	if err != nil {
 		return false, err
 	}
+	defer messages.finish(end)
 	list := lister{deviceList: l.registry.deviceList(l.resource), most: l.registry.cfg.MaxDevices}
 	var logged faults
 	var tried time.Time // to make room for devices that were left out
 	for {
-		message, err := stream.Recv()
+		message, err := messages.next()
 		switch {
 		case err != nil && l.registry.rests(l):
 			return listed, errRests
@@ -306,8 +304,6 @@ func (l *registration) follow(ctx context.Context, on *session) (listed bool, er
 			return listed, new(endError)
 		case err != nil:
 			return listed, l.listError(err)
-		case codec.unchanged:
-			continue
 		}
 		if n, limit := len(message.Devices), l.registry.cfg.MaxDevices; n > limit {
 			return listed, fmt.Errorf("the plugin lists %d devices, and plugins.maxDevices allows %d", n, limit)
@@ -322,7 +318,9 @@ func (l *registration) follow(ctx context.Context, on *session) (listed bool, er
 				return listed, err
 			}
 			if !tried.IsZero() {
-				codec.length = -1 // the same list again may have room
+				if err := messages.repeat(message, l.registry.growPause); err != nil {
+					return listed, err
+				}
 			}
 		}
 		if found != logged && found != (faults{}) {

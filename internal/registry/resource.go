@@ -23,6 +23,7 @@ type resourceState struct {
 	number       uint64   // device.Offer.Session
 	deviceList            // of the plugin's latest list
 	weight       int      // of deviceList
+	handed       bool     // a pod has it from another one of its service account, see quota.go
 	lister       *session // the connection that has sent deviceList; nil: it is from the state file
 	listed       uint64   // device.Offer.Listed
 	reported     bool
@@ -109,14 +110,13 @@ func (r *Registry) checkAcceptable(l *registration) error {
 
 func (r *Registry) checkAcceptableLocked(l *registration, forgettable map[device.ResourceName]bool) error {
 	s := r.resources[l.resource]
-	if s == nil && !r.closing {
-		if err := r.checkQuotaLocked(l, forgettable); err != nil {
-			return err
-		}
+	if r.closing {
+		return errStopping
+	}
+	if err := r.checkQuotaLocked(l, forgettable); err != nil {
+		return err
 	}
 	switch {
-	case r.closing:
-		return errStopping
 	case s == nil && len(r.resources) >= r.cfg.MaxResources:
 		return &fullError{resource: l.resource, limit: r.cfg.MaxResources}
 	case s != nil && r.cfg.RejectDuplicates && s.state == device.Serving && s.registration.path != l.path:
@@ -178,7 +178,8 @@ func (r *Registry) tryAccept(l *registration, to *session, forgettable map[devic
 	} else {
 		r.setAsideLocked(s)
 	}
-	s.registration, s.session, s.number, s.preStart, s.prefers = l, to, l.id, to.preStart, to.prefers
+	s.passLocked(l)
+	s.session, s.number, s.preStart, s.prefers = to, l.id, to.preStart, to.prefers
 	switch s.state {
 	case device.Stale:
 		r.graceLocked(s, r.cfg.GracePeriod) // in full: the plugin is alive

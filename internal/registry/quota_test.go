@@ -1,0 +1,101 @@
+package registry_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/registry"
+	"github.com/devmgrd/devmgrd/test/plugintest"
+)
+
+// handOvers are the service accounts of two pods that hand resources to each other.
+var handOvers = map[string]accounts{
+	"of one account":      {"a": "junk", "b": "junk", "honest": "vendor"},
+	"of two accounts":     {"a": "junk", "b": "trash", "honest": "vendor"},
+	"of unknown accounts": nil,
+}
+
+// takesOver has pod b take a resource over from p of pod a, which ends then, and reports whether b has it.
+func (f *harness) takesOver(t *testing.T, p *plugintest.Plugin, devices ...*plugintest.Device) bool {
+	name := device.ResourceName(p.Resource)
+	has := func() bool {
+		return f.Registrations()[name].Pod.Name == "b" && len(f.Offers()[name].Inventory.Devices) == len(devices)
+	}
+	q := plugintest.New(t, f.directory("b").Sockets, p.Resource, devices...)
+	q.Serve()
+	if err := q.Register(); err == nil {
+		f.eventually("b has it, or no room", func() bool { return has() || q.Calls(plugintest.ListAndWatch) > 0 && q.Streams() == 0 })
+	}
+	if !has() {
+		q.Kill()
+		return false
+	}
+	p.Kill()
+	f.eventually("a has left", func() bool { return len(f.Registrations()[name].Reserve) == 0 })
+	return true
+}
+
+// A pod registers all that it may, and another one takes that over, again and again. There is a place for the resources of an honest pod.
+func TestQuota_PodsTakeOverInTurn_OthersHavePlaces(t *testing.T) {
+	t.Parallel()
+	for name, of := range handOvers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxResources = 32 })
+			f.with.Allocator, f.with.Accounts = forgetful{f}, of
+			f.run()
+			for more := true; more; {
+				var taken []*plugintest.Plugin
+				for {
+					p := plugintest.New(t, f.directory("a").Sockets, fmt.Sprintf("junk.example/%d", len(f.Offers())), plugintest.Devices(1)...)
+					p.Serve()
+					if err := p.Register(); err != nil {
+						p.Kill()
+						break
+					}
+					taken = append(taken, p)
+				}
+				more = false
+				for _, p := range taken {
+					more = f.takesOver(t, p, plugintest.Devices(1)...) || more
+				}
+			}
+			t.Logf("two pods have %d places of 32", len(f.Offers()))
+			for i := range 3 {
+				plugintest.Start(t, f.directory("honest").Sockets, fmt.Sprintf("vendor.example/%d", i), plugintest.Devices(1)...)
+			}
+		})
+	}
+}
+
+// The same with long lists.
+func TestQuota_PodsTakeOverInTurn_OthersHaveBytes(t *testing.T) {
+	t.Parallel()
+	for name, of := range handOvers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 })
+			f.with.Allocator, f.with.Accounts = forgetful{f}, of
+			f.run()
+			answered := func(name device.ResourceName) func() bool {
+				return func() bool { return len(f.Offers()[name].Inventory.Devices) > 0 || f.Offers()[name].LastError != "" }
+			}
+			for i, n := range []int{450, 225, 112, 56, 28, 14, 7} { // 910 are the limit
+				p := plugintest.New(t, f.directory("a").Sockets, fmt.Sprintf("junk.example/%d", i), longList(n)...)
+				p.Serve()
+				p.MustRegister()
+				f.eventually("it is answered", answered(device.ResourceName(p.Resource)))
+				f.takesOver(t, p, longList(n)...)
+			}
+			for i, dir := range []string{f.directory("honest").Sockets, f.dir} {
+				name := device.ResourceName(fmt.Sprintf("vendor.example/%d", i))
+				plugintest.Start(t, dir, string(name), longList(40)...)
+				f.eventually("it is answered", answered(name))
+				if o := f.Offers()[name]; o.LastError != "" {
+					t.Errorf("a list of 40 devices is refused: %s", o.LastError)
+				}
+			}
+		})
+	}
+}
