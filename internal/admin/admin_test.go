@@ -257,7 +257,7 @@ func TestForget(t *testing.T) {
 	_, err = forget(gpu)
 	refused(t, err, codes.FailedPrecondition, "nothing has been changed: vendor.com/gpu is in use by ns/p: pods that hold or request its devices must end first")
 	r.Drop(p.Pod.UID)
-	plugintest.Eventually(t, "no pod requests it", func() bool { return r.Resources().ByName[gpu].States[device.Available] == 1 })
+	plugintest.Eventually(t, "no pod requests it", func() bool { return r.Resources().ByName[gpu].States[device.StateFree] == 1 })
 	_, err = forget(gpu)
 	refused(t, err, codes.FailedPrecondition, "its device plugin is serving; stop the plugin first")
 	r.Plugins.Offer(gpu, device.Lost, device.Device{ID: "d000"}, device.Device{ID: "d001"})
@@ -422,7 +422,7 @@ func TestExplain(t *testing.T) {
 	explain("lost", `namespace: "ns" name: "lost" uid: "uid-lost" verdict: "waiting" reason: "PluginMissing" message: "no device plugin has registered vendor.com/none"
 		ends: "the device plugin of vendor.com/none registers and lists its devices"`)
 
-	r.Claim(t.Context(), device.Running{ID: "1", Container: device.Container{Pod: has.Pod.UID, Name: "main"}})
+	r.RuntimeCreating(t.Context(), device.Running{ID: "1", Container: device.Container{Pod: has.Pod.UID, Name: "main"}})
 	r.Drop(has.Pod.UID)
 	explain("has", `namespace: "ns" name: "has" uid: "uid-has" verdict: "ended" message: "the pod has ended"
 		ends: "its devices are released when the runtime has no container of the pod" `+mine+` ended: true}`)
@@ -537,7 +537,7 @@ func TestExplain_PodThatEnded_SaysHow(t *testing.T) {
 	r.Plugins.Stock(gpu, 2)
 	for _, name := range []string{"has", "again"} { // which have devices until the runtime has removed their containers
 		p := r.Settle(t, allocatortest.Pod(name, gpu, 1))
-		r.Claim(t.Context(), device.Running{ID: name, Container: device.Container{Pod: p.Pod.UID, Name: "main"}})
+		r.RuntimeCreating(t.Context(), device.Running{ID: name, Container: device.Container{Pod: p.Pod.UID, Name: "main"}})
 		r.Drop(p.Pod.UID)
 	}
 	held := `ends: "its devices are released when the runtime has no container of the pod" assignments {namespace: "ns" container: "main" resource_name: "vendor.com/gpu" ended: true `
@@ -660,7 +660,7 @@ func TestDrainOfAQuarantinedDevice(t *testing.T) {
 	r.Plugins.Stock(gpu, 1)
 	r.Settle(t, allocatortest.Pod("plain", gpu, 0))
 	r.RuntimeSynced([]device.Running{{ID: "c", Container: device.Container{Pod: "stranger", Name: "main"}, Stamp: device.Choice{gpu: {"d000"}}}}, nil)
-	plugintest.Eventually(t, "the device is quarantined", func() bool { return r.Resources().ByName[gpu].States[device.Quarantined] == 1 })
+	plugintest.Eventually(t, "the device is quarantined", func() bool { return r.Resources().ByName[gpu].States[device.StateQuarantined] == 1 })
 	stream, err := r.Drain(t.Context(), &adminv1.DrainRequest{Devices: []*adminv1.DeviceName{{ResourceName: string(gpu), Id: "d000"}}})
 	if err != nil {
 		t.Fatal(err)

@@ -20,9 +20,9 @@ func resourceOf(r device.ResourceName, s device.ResourceStatus) *adminv1.Resourc
 	}
 	return &adminv1.Resource{
 		Name: string(r), Plugin: plugin,
-		Free: n(device.Available), Assigned: n(device.Assigned), Unhealthy: n(device.Unhealthy),
-		Cordoned: n(device.Cordoned), Suspended: n(device.Suspended), Refused: n(device.Refused), Stale: n(device.PluginAway), Quarantined: n(device.Quarantined), Withheld: n(device.Withheld), Unlisted: int32(s.Unlisted),
-		Releasing: n(device.Releasing), Busy: n(device.Occupied),
+		Free: n(device.StateFree), Assigned: n(device.StateAssigned), Unhealthy: n(device.StateUnhealthy),
+		Cordoned: n(device.StateCordoned), Suspended: n(device.StateSuspended), Refused: n(device.StateRefused), Stale: n(device.StateStale), Quarantined: n(device.StateQuarantined), Withheld: n(device.StateWithheld), Unlisted: int32(s.Unlisted),
+		Releasing: n(device.StateReleasing), Busy: n(device.StateBusy),
 	}
 }
 

@@ -33,8 +33,8 @@ func TestTwoPodsGetDifferentDevices(t *testing.T) {
 		admitted.Admitted = true
 		r.Bind(admitted)
 		r.published(numbers{gpu: 2}) // the other two may not have been admitted
-		r.Claim(running("1", "a", "main"))
-		r.Claim(running("2", "b", "main"))
+		r.RuntimeCreating(running("1", "a", "main"))
+		r.RuntimeCreating(running("2", "b", "main"))
 		r.published(numbers{gpu: 3}) // never less than admitted pods ask for
 
 		r.RuntimeSynced(nil, nil)
@@ -316,7 +316,7 @@ func TestARestartWithoutThePlugin(t *testing.T) {
 		a := pod("a", wants("init", device.Init, gpu, 1), app(gpu, 2))
 		r.bind("a", a.Demands...)
 		first := running("1", "a", "init")
-		if st := r.Claim(first); st.State != device.Ready {
+		if st := r.RuntimeCreating(first); st.State != device.Ready {
 			t.Fatalf("the init container stands %+v", st)
 		}
 		r.RuntimeStarted(first)
@@ -339,7 +339,7 @@ func TestARestartWithoutThePlugin(t *testing.T) {
 				r.RuntimeStopped(c)
 			}
 			next := running(fmt.Sprint("main", i), "a", "main")
-			if st := r.Claim(next); st.State != device.Ready || !slices.Equal(st.Assignment.Shares[0].IDs, []device.ID{"d0", "d1"}) {
+			if st := r.RuntimeCreating(next); st.State != device.Ready || !slices.Equal(st.Assignment.Shares[0].IDs, []device.ID{"d0", "d1"}) {
 				t.Errorf("%s: main is not made: %+v", away.state, st)
 			}
 			r.RuntimeStarted(next)

@@ -310,7 +310,7 @@ func (a *Allocator) failLocked(p *pod, why device.Wait, pause time.Duration) {
 // waitFor returns the reason that an error carries.
 func waitFor(err error) device.Wait {
 	if no, ok := errors.AsType[*device.Refusal](err); ok {
-		return device.Wait{Reason: no.Reason, Message: err.Error(), Busy: no.Busy}
+		return device.Wait{Reason: no.Reason, Message: err.Error(), InUse: no.InUse}
 	}
 	if errors.Is(err, context.Canceled) {
 		return device.Wait{Reason: device.Allocating, Message: "devmgrd is stopping"}

@@ -387,7 +387,7 @@ func (c *churning) create(pod string, fails bool) string {
 		return "nothing" // the kubelet makes no second instance of a container that exists
 	}
 	one := &made{Running: running(fmt.Sprint(c.Uint64()), pod, "0"), uses: map[device.ResourceName][]int{}}
-	st := c.Claim(one.Running)
+	st := c.RuntimeCreating(one.Running)
 	if st.State != device.Ready {
 		return "create nothing"
 	}
@@ -412,7 +412,7 @@ func (c *churning) create(pod string, fails bool) string {
 		}
 	}
 	if fails {
-		c.Unclaim(one.Running)
+		c.RuntimeAborted(one.Running)
 		return "create a container of " + pod + ", which fails"
 	}
 	c.RuntimeStarted(one.Running)
@@ -719,7 +719,7 @@ func unrest(r *harness) {
 		r.Bind(p)
 		<-changed
 		s := r.Readiness(p.Demands[1].Container)
-		for ; s.State == device.Busy; s = r.Readiness(p.Demands[1].Container) {
+		for ; s.State == device.Pending; s = r.Readiness(p.Demands[1].Container) {
 			<-s.Done
 		}
 		if s.State != device.Ready {

@@ -261,7 +261,7 @@ func (w *world) create(c device.Container) bool {
 	w.ids++
 	r := device.Running{ID: fmt.Sprint("container-", w.ids), Container: c}
 	l := w.now()
-	st := l.Claim(context.Background(), r)
+	st := l.RuntimeCreating(context.Background(), r)
 	if w.settle(); l != w.now() || st.State != device.Ready {
 		return false
 	}

@@ -14,7 +14,7 @@
 //	Allocate    call the plugins, without the lock                      attempt.go
 //	save        one durable commit for the whole pod                    attempt.go
 //	succeed     make the assignment visible                             attempt.go
-//	Claim       answer the container runtime with a look-up             readiness.go
+//	Create      answer the container runtime with a look-up             readiness.go
 //	regrant     a grant no longer holds: call Allocate again for the
 //	            same devices, or plan again                             regrant.go
 //	Drop        the pod has ended or is gone from the API server        pod.go

@@ -49,7 +49,7 @@ func TestADeviceInUseFails(t *testing.T) {
 		r.plugins.stock(gpu, 3, 2)
 		r.after(time.Minute)
 		expect("a failed vendor.com/gpu/d0") // it has not lasted
-		if d := status("d0"); d.Failures != 1 || d.State != device.Assigned {
+		if d := status("d0"); d.Failures != 1 || d.State != device.StateAssigned {
 			t.Errorf("d0: %+v", d)
 		}
 

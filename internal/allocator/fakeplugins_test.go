@@ -331,9 +331,9 @@ type harness struct {
 	records  records
 }
 
-// Claim has the time that it needs.
-func (r *harness) Claim(c device.Running) device.Readiness {
-	return r.Allocator.Claim(context.Background(), c)
+// RuntimeCreating has the time that it needs.
+func (r *harness) RuntimeCreating(c device.Running) device.Readiness {
+	return r.Allocator.RuntimeCreating(context.Background(), c)
 }
 
 // A journal keeps what the allocator has done on its own.
@@ -624,7 +624,7 @@ func (r *harness) stands(pod, container string) string {
 		return "unknown"
 	case device.NoDevices:
 		return "free"
-	case device.Busy:
+	case device.Pending:
 		return "busy " + string(s.Wait.Reason)
 	case device.Waiting:
 		return "waiting " + string(s.Wait.Reason)

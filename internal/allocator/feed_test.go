@@ -58,7 +58,7 @@ func TestTheBoard(t *testing.T) {
 		}
 
 		c := running("1", "a", "main")
-		r.Claim(c)
+		r.RuntimeCreating(c)
 		r.Drop("a")
 		if h := r.holding("a"); h == nil || h.Active || len(h.Assignments) != 2 {
 			t.Errorf("of a pod that is over and still runs the board shows %+v", h)

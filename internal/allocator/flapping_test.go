@@ -64,7 +64,7 @@ func TestFlapping_ThirdFall_DeviceIsSuspended(t *testing.T) {
 		if got := r.PodByUID("b").Wait.Message; !strings.Contains(got, "0 of 3 free, 1 suspended until 20") {
 			t.Errorf("b waits because %q", got)
 		}
-		if why, state := r.suspendedDevice(); state != device.Suspended || !strings.Contains(why, "it became unhealthy 3 times within an hour") {
+		if why, state := r.suspendedDevice(); state != device.StateSuspended || !strings.Contains(why, "it became unhealthy 3 times within an hour") {
 			t.Errorf("%s, %q", state, why)
 		}
 		if n := r.metric("devmgrd_device_suspensions_total", string(gpu)); n != 1 {

@@ -156,7 +156,7 @@ func TestForget_BusyDevice_KeepsItsResource(t *testing.T) {
 			if _, err := r.Forget(gpu); !errors.As(err, &got) || len(got.Pods) != 1 || got.Pods[0].UID != "a" {
 				t.Errorf("got %v, want that pod a has a device", err)
 			}
-			r.expectState(device.Occupied)
+			r.expectState(device.StateBusy)
 			r.check()
 		}
 		kept()

@@ -106,7 +106,7 @@ func (r *harness) ends(why device.Release) {
 	r.RuntimeSynced(nil, nil)
 	r.bind("a", app(gpu, 1))
 	r.bind("b", app(gpu, 1))
-	r.Claim(running("1", "a", "main"))
+	r.RuntimeCreating(running("1", "a", "main"))
 	r.releaser.holds("a", why)
 	r.Drop("a")
 	r.RuntimeStopped(running("1", "a", "main"))
@@ -128,11 +128,11 @@ func TestRelease_DeviceHeld_NextPodWaits(t *testing.T) {
 	run(t, func(r *harness) {
 		r.ends(opener)
 		r.after(time.Second)
-		r.expectState(device.Releasing)
+		r.expectState(device.StateReleasing)
 		r.published(map[device.ResourceName]int{gpu: 1})
 		r.expect("b", "main", "waiting NotEnoughDevices")
 		r.after(2 * time.Second)
-		r.expectState(device.Occupied)
+		r.expectState(device.StateBusy)
 		r.expect("b", "main", "waiting DeviceBusy")
 		if got := r.Readiness(device.Container{Pod: "b", Name: "main"}).Wait.Message; !strings.Contains(got, "process 4711 (trainer) has /dev/gpu0 open") {
 			t.Errorf("the pod waits because %q", got)
@@ -205,7 +205,7 @@ func TestRelease_CommandFails_RestartDoesNotRepeatIt(t *testing.T) {
 		r.Replace([]device.PodDemand{pod("b", app(gpu, 1))})
 		r.RuntimeSynced(nil, nil)
 		r.after(0)
-		r.expectState(device.Occupied) // at once: nothing else is waited for
+		r.expectState(device.StateBusy) // at once: nothing else is waited for
 		if _, err := r.Uncordon([]device.Cordon{{Resource: gpu, ID: "d0"}}); err != nil {
 			t.Fatal(err)
 		}
@@ -272,12 +272,12 @@ func TestRelease_ContainerAfterTheEnd_ProofBeginsAfresh(t *testing.T) {
 	run(t, func(r *harness) {
 		r.ends(opener)
 		r.after(10 * time.Second)
-		r.Claim(running("2", "a", "main"))
+		r.RuntimeCreating(running("2", "a", "main"))
 		r.after(0)
 		if got := r.releaser.asked(); len(got) > 0 {
 			t.Errorf("with a container of the pod, proofs are under way: %v", got)
 		}
-		r.expectState(device.Assigned)
+		r.expectState(device.StateAssigned)
 		r.releaser.holds("a", device.Release{})
 		r.after(time.Minute)
 		r.expect("b", "main", "waiting NotEnoughDevices")
@@ -295,7 +295,7 @@ func TestRelease_PodIsBack_KeepsItsDevices(t *testing.T) {
 		r.after(10 * time.Second)
 		r.bind("a", app(gpu, 1))
 		r.after(0)
-		r.expectState(device.Assigned)
+		r.expectState(device.StateAssigned)
 		r.published(map[device.ResourceName]int{gpu: 1})
 		if got := r.releaser.asked(); len(got) > 0 {
 			t.Errorf("proofs under way: %v", got)
@@ -340,7 +340,7 @@ func TestRelease_ProcessesLive_AreNamed(t *testing.T) {
 		r.plugins.haunt("a")
 		r.Drop("a")
 		r.after(10 * time.Second)
-		r.expectState(device.Occupied)
+		r.expectState(device.StateBusy)
 		want := "vendor.com/gpu: 1 wanted, 0 of 1 free, 1 busy although the pod has ended: process 7 (stuck) has not ended"
 		if got := r.Readiness(device.Container{Pod: "b", Name: "main"}).Wait; got.Reason != device.DeviceBusy || got.Message != want {
 			t.Errorf("waits for %s: %q, want %q", got.Reason, got.Message, want)
@@ -360,7 +360,7 @@ func TestRelease_IdleContainerStarts_HostIsAskedAgain(t *testing.T) {
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))
-		r.Claim(running("1", "a", "main"))
+		r.RuntimeCreating(running("1", "a", "main"))
 		left := running("1", "a", "main")
 		left.Idle = true
 		r.RuntimeSynced([]device.Running{left}, nil)
@@ -370,7 +370,7 @@ func TestRelease_IdleContainerStarts_HostIsAskedAgain(t *testing.T) {
 		if err := r.RuntimeStarting(context.Background(), running("1", "a", "main")); err != nil {
 			t.Fatal(err)
 		}
-		r.expectState(device.Assigned)
+		r.expectState(device.StateAssigned)
 		r.releaser.holds("a", device.Release{})
 		r.plugins.haunt("a")
 		r.RuntimeStopped(running("1", "a", "main"))
@@ -430,7 +430,7 @@ func TestRelease_ProofUnderWay_CountsInTheCapacity(t *testing.T) {
 	run(t, func(r *harness) {
 		r.ends(device.Release{Why: "release.command is running", Underway: true})
 		r.after(30 * time.Second)
-		r.expectState(device.Releasing)
+		r.expectState(device.StateReleasing)
 		r.published(map[device.ResourceName]int{gpu: 1})
 		r.releaser.holds("a", device.Release{})
 		r.after(0)
@@ -511,7 +511,7 @@ func TestRelease_ContainerComesAndGoesBeforeTheCommit_ProofIsVoid(t *testing.T) 
 		delete(r.releaser.held, "a")
 		r.releaser.mu.Unlock()
 		got := r.ReleasedAfter(func() {
-			r.Claim(running("1", "a", "main"))
+			r.RuntimeCreating(running("1", "a", "main"))
 			r.plugins.haunt("a")
 			r.RuntimeStopped(running("1", "a", "main"))
 		})
@@ -527,7 +527,7 @@ func TestRelease_PodUsesItsDevicesAgain_FailureLeavesTheDisk(t *testing.T) {
 	run(t, func(r *harness) {
 		r.ends(device.Release{Why: "release.command failed", Failed: "exit code 3"})
 		r.after(10 * time.Second)
-		r.Claim(running("2", "a", "main"))
+		r.RuntimeCreating(running("2", "a", "main"))
 		r.after(10 * time.Second)
 		all, _ := r.store.State()
 		for _, p := range all.Pods {

@@ -31,7 +31,7 @@ func (a *Allocator) stallLocked(p *pod, why device.Wait) {
 	}
 	before, now := p.stall, time.Now()
 	switch {
-	case why.Busy || passing[why.Reason]:
+	case why.InUse || passing[why.Reason]:
 		p.stall.Before, p.stall.Since = p.stall.Lasted(now), time.Time{}
 	case limit == 0:
 		p.stall = device.Stall{}

@@ -309,9 +309,9 @@ func TestGiveUp_CreationFails_IsStillDue(t *testing.T) {
 	run(t, func(r *harness) {
 		r.bindMovable("a", app(gpu, 1))
 		r.after(29 * time.Minute)
-		r.Claim(running("1", "a", "without"))
+		r.RuntimeCreating(running("1", "a", "without"))
 		r.after(2 * time.Minute)
-		r.Unclaim(running("1", "a", "without"))
+		r.RuntimeAborted(running("1", "a", "without"))
 		r.after(time.Hour)
 		if g := r.given(); len(g) == 0 {
 			t.Error("never given up")

@@ -123,7 +123,7 @@ func TestStart_OfAKnownContainer_Passes(t *testing.T) {
 		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
-		r.Claim(running("1", "a", "main"))
+		r.RuntimeCreating(running("1", "a", "main"))
 		for _, id := range []string{"1", "unknown"} {
 			if err := r.RuntimeStarting(context.Background(), running(id, "a", "main")); err != nil {
 				t.Errorf("container %s: %v", id, err)
@@ -142,7 +142,7 @@ func TestSandboxRemoved_EndsItsContainers(t *testing.T) {
 		for id, sandbox := range map[string]string{"1": "old", "2": "new"} {
 			c := running(id, "a", "main")
 			c.Sandbox = sandbox
-			r.Claim(c)
+			r.RuntimeCreating(c)
 		}
 		r.Drop("a")
 		r.bind("b", app(gpu, 1))

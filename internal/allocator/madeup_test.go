@@ -55,13 +55,13 @@ func TestHooks_AllocatorIsBusy_AnswerInTime(t *testing.T) {
 		began := time.Now()
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		st := r.Allocator.Claim(ctx, running("1", "p", "main"))
+		st := r.Allocator.RuntimeCreating(ctx, running("1", "p", "main"))
 		if took := time.Since(began); took != time.Second || st.State != device.Waiting || st.Wait.Reason != device.Allocating {
 			t.Errorf("the answer took %v: %+v", took, st)
 		}
 		began = time.Now()
 		main := running("1", "p", "main")
-		r.Unclaim(main)
+		r.RuntimeAborted(main)
 		r.Refused(main.Container, device.Wait{Reason: device.HostDeviceMissing}, false)
 		r.RuntimeStarted(main)
 		r.RuntimeStopped(main)

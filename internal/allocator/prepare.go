@@ -114,7 +114,7 @@ func (a *Allocator) preparedLocked(p *pod, as device.Assignment) *device.Readine
 		return &device.Readiness{State: device.Waiting, Wait: device.Wait{Reason: device.Preparing, Message: "the container runtime has not listed its containers yet"}}
 	}
 	if other := a.preparingLocked(as); other != nil {
-		return &device.Readiness{State: device.Busy, Done: other.done, Wait: waitPreparing}
+		return &device.Readiness{State: device.Pending, Done: other.done, Wait: waitPreparing}
 	}
 	prep := p.preparations[as.Container.Name]
 	if prep == nil || prep.err != nil && !time.Now().Before(prep.retry) || !prep.running && prep.err == nil && !prep.covers(a.preparesLocked(as)) {
@@ -123,7 +123,7 @@ func (a *Allocator) preparedLocked(p *pod, as device.Assignment) *device.Readine
 	}
 	switch {
 	case prep.running:
-		return &device.Readiness{State: device.Busy, Done: prep.done, Wait: waitPreparing}
+		return &device.Readiness{State: device.Pending, Done: prep.done, Wait: waitPreparing}
 	case prep.err != nil:
 		return &device.Readiness{State: device.Waiting, Wait: device.Wait{Reason: device.PreStartFailed, Message: prep.err.Error()}}
 	}

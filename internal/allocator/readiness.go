@@ -6,17 +6,17 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Claim answers the runtime's question about a container that it is about to create. It is a look-up, and waits for the
+// RuntimeCreating answers the runtime's question about a container that it is about to create. It is a look-up, and waits for the
 // allocator's lock at most until ctx ends. A container that may be created counts as running from then on, so that its devices cannot be
-// released before its start; Unclaim reverts this.
-func (a *Allocator) Claim(ctx context.Context, r device.Running) device.Readiness {
+// released before its start; RuntimeAborted reverts this.
+func (a *Allocator) RuntimeCreating(ctx context.Context, r device.Running) device.Readiness {
 	if !a.mu.lockBefore(ctx) {
 		return device.Readiness{State: device.Waiting, Wait: waitLock}
 	}
 	defer a.mu.Unlock()
 	st := a.readinessLocked(r.Container, false)
 	if st.State == device.Ready && a.catchingUp != nil {
-		return device.Readiness{State: device.Busy, Done: a.catchingUp, Wait: waitComparing}
+		return device.Readiness{State: device.Pending, Done: a.catchingUp, Wait: waitComparing}
 	}
 	if st.State == device.NoDevices || st.State == device.Ready {
 		a.reportLocked(func() { a.addRunningLocked(r, true) })
@@ -27,8 +27,8 @@ func (a *Allocator) Claim(ctx context.Context, r device.Running) device.Readines
 	return st
 }
 
-// Unclaim reports that the container is not created after all. The preparation of its start remains valid.
-func (a *Allocator) Unclaim(r device.Running) {
+// RuntimeAborted reports that the container is not created after all. The preparation of its start remains valid.
+func (a *Allocator) RuntimeAborted(r device.Running) {
 	a.report(func() { a.removeRunningLocked(r.Container.Pod, r.ID) })
 }
 
@@ -39,10 +39,10 @@ func (a *Allocator) Readiness(c device.Container) device.Readiness {
 	return a.readinessLocked(c, a.running[c.Pod].Has(c.Name))
 }
 
-// waitComparing is Claim's answer while the runtime's containers are being compared with the state file.
+// waitComparing is RuntimeCreating's answer while the runtime's containers are being compared with the state file.
 var waitComparing = device.Wait{Reason: device.Allocating, Message: "devmgrd is comparing the container runtime's containers with the state file"}
 
-// waitLock is Claim's answer if it was late.
+// waitLock is RuntimeCreating's answer if it was late.
 var waitLock = device.Wait{Reason: device.Allocating, Message: "devmgrd is busy with other pods"}
 
 // waitAllocating is the answer while an attempt is due or in flight.
@@ -67,7 +67,7 @@ func (a *Allocator) readinessLocked(c device.Container, exists bool) device.Read
 	switch {
 	case p.complete() && !lapsed: // another container of the pod may wait for a new grant
 	case p.done != nil:
-		return device.Readiness{State: device.Busy, Done: p.done, Wait: waitAllocating}
+		return device.Readiness{State: device.Pending, Done: p.done, Wait: waitAllocating}
 	case p.phase == waiting:
 		return device.Readiness{State: device.Waiting, Wait: p.wait}
 	}

@@ -19,7 +19,7 @@ func TestNumber_UnadmittedPodInTheStateFile_DoesNotRaiseIt(t *testing.T) {
 		c.Stamp = device.Choice{gpu: {"d0", "d1"}}
 		r.RuntimeSynced(nil, nil)
 		r.expect("a", "main", "ready vendor.com/gpu[d0 d1]")
-		r.Claim(c)
+		r.RuntimeCreating(c)
 		r.bind("b", app(gpu, 1))
 		r.after(5 * time.Second)
 		r.published(numbers{gpu: 2})

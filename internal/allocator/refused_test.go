@@ -57,12 +57,12 @@ func TestRefused_HostLacksAllDevices_PausesDouble(t *testing.T) {
 			side := running("2", "a", "side")
 			r.expectAsked("a/main vendor.com/gpu [d0]")
 			for i := range 60 { // ten minutes of a kubelet's attempts
-				if c := running("1", "a", "main"); r.Claim(c).State == device.Ready {
-					r.Unclaim(c)
+				if c := running("1", "a", "main"); r.RuntimeCreating(c).State == device.Ready {
+					r.RuntimeAborted(c)
 					r.Refused(c.Container, why, true)
 				}
 				if other {
-					r.Claim(side)
+					r.RuntimeCreating(side)
 					r.RuntimeStarted(side)
 					if err := r.RuntimeStarting(context.Background(), side); err != nil {
 						t.Fatal(err)
@@ -115,7 +115,7 @@ func TestRefused_ContainerIsNotCreated_NamesItsCDIDevices(t *testing.T) {
 			r.RuntimeSynced(nil, nil)
 			r.bind("a", app(gpu, 1))
 			c := running("1", "a", "main")
-			r.Claim(c)
+			r.RuntimeCreating(c)
 			r.RuntimeStarted(c)
 			c.Lacks = lacks
 			r.RuntimeStopped(c)

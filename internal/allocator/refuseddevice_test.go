@@ -53,12 +53,12 @@ func TestRefusedDevice_ThreeTimesInARow_IsOutOfService(t *testing.T) {
 			r.after(time.Second)
 		}
 		r.expect("c", "main", "ready vendor.com/gpu[d3]")
-		if d := r.stateOf("d0"); d.State != device.Available || d.Refusals.Times != 1 {
+		if d := r.stateOf("d0"); d.State != device.StateFree || d.Refusals.Times != 1 {
 			t.Errorf("after one refusal: %s, %+v", d.State, d.Refusals)
 		}
 		r.bind("d", app(gpu, 1))
 		r.after(10 * time.Second)
-		if d := r.stateOf("d0"); d.State != device.Refused || !strings.Contains(d.Cordon.Reason, "refused 3 times in a row, tried again at 20") {
+		if d := r.stateOf("d0"); d.State != device.StateRefused || !strings.Contains(d.Cordon.Reason, "refused 3 times in a row, tried again at 20") {
 			t.Errorf("after three refusals: %s, %+v", d.State, d.Cordon)
 		}
 		r.expect("d", "main", "waiting NotEnoughDevices")
@@ -108,7 +108,7 @@ func TestRefusedDevice_AllAlike_AreInService(t *testing.T) {
 		r.bind("b", app(gpu, 2))
 		r.after(10 * time.Minute)
 		r.published(map[device.ResourceName]int{gpu: 2})
-		if d := r.stateOf("d0"); d.State == device.Refused || d.Refusals.Times < 3 {
+		if d := r.stateOf("d0"); d.State == device.StateRefused || d.Refusals.Times < 3 {
 			t.Errorf("d0 is %s: %+v", d.State, d.Refusals)
 		}
 		refused.Store(false)
@@ -164,7 +164,7 @@ func TestRefusedDevice_PluginRestartsOrOperatorKnows_IsTriedAtOnce(t *testing.T)
 				r.after(2 * time.Second)
 				r.bind("b", app(gpu, 1))
 				r.after(5 * time.Minute)
-				if d := r.stateOf("d0"); d.State != device.Refused {
+				if d := r.stateOf("d0"); d.State != device.StateRefused {
 					t.Fatalf("d0 is %s", d.State)
 				}
 				refused.Store(false)
@@ -252,14 +252,14 @@ func TestRefusedDevice_AnotherCauseIsPossible_IsInService(t *testing.T) {
 	t.Parallel()
 	for name, fail := range map[string]func(*harness, device.Running){
 		"not created": func(r *harness, c device.Running) {
-			if r.Claim(c).State == device.Ready {
+			if r.RuntimeCreating(c).State == device.Ready {
 				r.RuntimeStarted(c)
 				r.RuntimeStopped(c)
 			}
 		},
 		"another resource": func(r *harness, c device.Running) {
-			if r.Claim(c).State == device.Ready {
-				r.Unclaim(c)
+			if r.RuntimeCreating(c).State == device.Ready {
+				r.RuntimeAborted(c)
 				r.Refused(c.Container, device.Wait{Reason: device.HostDeviceMissing, Message: "/dev/nic0 is missing"}, true)
 			}
 		},

@@ -14,7 +14,7 @@ import (
 // start has the runtime create a container and run its processes.
 func start(r *harness, c device.Running) {
 	r.t.Helper()
-	if st := r.Claim(c); st.State != device.Ready {
+	if st := r.RuntimeCreating(c); st.State != device.Ready {
 		r.t.Fatalf("%s stands %+v", c.Container.Pod, st)
 	}
 	r.RuntimeStarted(c)
@@ -128,8 +128,8 @@ func TestDeviceGone_PodThatHasNotRun_GetsAnother(t *testing.T) {
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		c := running("1", "a", "main")
-		r.Claim(c)
-		r.Unclaim(c)
+		r.RuntimeCreating(c)
+		r.RuntimeAborted(c)
 		gone := device.Wait{Reason: device.HostDeviceMissing, Message: "/dev/d0 is gone"}
 		r.Refused(c.Container, gone, true)
 		r.expect("a", "main", "waiting HostDeviceMissing")
@@ -207,7 +207,7 @@ func TestCDIDeviceUndefined_RememberedGrant_IsGivenAgain(t *testing.T) {
 				create := func(id string) { // which the runtime fails to do
 					r.expect("a", "main", "ready vendor.com/gpu[d0]")
 					c := running(id, "a", "main")
-					r.Claim(c)
+					r.RuntimeCreating(c)
 					r.RuntimeStarted(c)
 					r.RuntimeStopped(c)
 					synctest.Wait()
@@ -315,7 +315,7 @@ func TestReboot_DevicesAreRenamed_IdleContainerIsInNobodysWay(t *testing.T) {
 		r.bind("a", app(gpu, 2))
 		idle := running("1", "a", "main")
 		idle.Stamp, idle.Idle = device.Choice{gpu: {"d0", "d1"}}, true
-		r.Claim(idle)
+		r.RuntimeCreating(idle)
 		r.reboot()
 		r.RuntimeSynced([]device.Running{idle}, nil)
 		r.plugins.lists(gpu, "n0", "n1")

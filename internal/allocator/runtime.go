@@ -18,7 +18,7 @@ import (
 // runtime has a container of that pod.
 //
 // It returns at once. The planning loop compares the lists with the state file before it plans, and later reports of the
-// runtime wait until then. Meanwhile nothing is released, and Claim answers Busy.
+// runtime wait until then. Meanwhile nothing is released, and RuntimeCreating answers Pending.
 func (a *Allocator) RuntimeSynced(all []device.Running, local []device.PodDemand) {
 	a.mu.do(func() {
 		a.runtimeSynced = false

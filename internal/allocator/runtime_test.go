@@ -33,7 +33,7 @@ func TestDevicesStayWhileAContainerLives(t *testing.T) {
 	})
 }
 
-// From Claim's answer on, a container counts as running: its pod may end at any moment.
+// From RuntimeCreating's answer on, a container counts as running: its pod may end at any moment.
 func TestAClaimKeepsTheDevices(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
@@ -42,14 +42,14 @@ func TestAClaimKeepsTheDevices(t *testing.T) {
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))
 		c := running("1", "a", "main")
-		if st := r.Claim(c); st.State != device.Ready {
+		if st := r.RuntimeCreating(c); st.State != device.Ready {
 			t.Fatalf("a stands %v", st)
 		}
 		r.Drop("a")
 		r.expect("b", "main", "waiting NotEnoughDevices")
-		r.Unclaim(c)
+		r.RuntimeAborted(c)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
-		r.Claim(running("2", "c", "main")) // unknownUsers: nothing is claimed
+		r.RuntimeCreating(running("2", "c", "main")) // unknownUsers: nothing is claimed
 		r.bind("c", app(gpu, 1))
 		r.Drop("b")
 		r.expect("c", "main", "ready vendor.com/gpu[d0]")
@@ -268,7 +268,7 @@ func TestBareContainers(t *testing.T) {
 		// The container restarts, and gets its devices.
 		r.RuntimeStopped(running("2", "early", "main"))
 		r.expect("early", "main", "ready vendor.com/gpu[d1]")
-		r.Claim(running("7", "early", "main"))
+		r.RuntimeCreating(running("7", "early", "main"))
 		r.RuntimeStarted(running("7", "early", "main"))
 		r.Bind(pod("early", app(gpu, 1)))
 		// A container that the kubelet created before the import has its devices; a later one without a stamp does not.
@@ -431,7 +431,7 @@ func TestALocalPodWhoseEndIsNotTold(t *testing.T) {
 			r.RuntimeStopped(running("1", "a", "main"))
 			r.after(7 * time.Minute)
 			r.Bind(local)
-			r.Claim(running("1", "a", "main"))
+			r.RuntimeCreating(running("1", "a", "main"))
 			r.after(20 * time.Minute)
 		}
 		r.bind("b", app(gpu, 1))

@@ -57,7 +57,7 @@ func TestSharing_InitContainerByClaim_AppContainerByNumberHasAnother(t *testing.
 		r.plugins.stock(gpu, 3)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", sharing("main", "d0"))
-		r.Claim(running("1", "a", "main"))
+		r.RuntimeCreating(running("1", "a", "main"))
 		first := sharing("init", "d0")
 		first.Kind = device.Init
 		r.bind("b", first, app(gpu, 1))
@@ -171,7 +171,7 @@ func TestSharing_LastPodLeaves_ItsReleaseIsProved(t *testing.T) {
 		r.expect("e", "main", "waiting DeviceInUse")
 		r.after(time.Minute)
 		all, _ := r.Devices(gpu)
-		if d := all[0]; d.State != device.Occupied || d.Holder.Pod.Name != "a" || len(d.Sharers) != 0 {
+		if d := all[0]; d.State != device.StateBusy || d.Holder.Pod.Name != "a" || len(d.Sharers) != 0 {
 			t.Errorf("d0 is %+v", d)
 		}
 		r.expect("e", "main", "waiting DeviceBusy")
@@ -190,7 +190,7 @@ func TestSharing_PodReturns_ProofIsVoid(t *testing.T) {
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", sharing("main", "d0"))
 		r.bind("b", sharing("main", "d0"))
-		r.Claim(running("2", "b", "main"))
+		r.RuntimeCreating(running("2", "b", "main"))
 		r.releaser.holds("a", opener)
 		r.Drop("a")
 		r.Drop("b")
@@ -328,7 +328,7 @@ func TestSharing_PreStartContainer_IsCalledForUnusedDevicesOnly(t *testing.T) {
 		r.expect("b", "main", "ready vendor.com/gpu[d0 d1]")
 		for i, pod := range []string{"a", "b"} {
 			one := running(fmt.Sprint(i), pod, "main")
-			if got := r.Claim(one); got.State != device.Ready {
+			if got := r.RuntimeCreating(one); got.State != device.Ready {
 				t.Errorf("%s: %+v", pod, got)
 			}
 			r.RuntimeStarted(one)
@@ -340,7 +340,7 @@ func TestSharing_PreStartContainer_IsCalledForUnusedDevicesOnly(t *testing.T) {
 		expect(3) // d0 and d1 for b
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 		expect(3)
-		if got := r.Claim(running("2", "a", "main")); got.State != device.Ready {
+		if got := r.RuntimeCreating(running("2", "a", "main")); got.State != device.Ready {
 			t.Errorf("%+v", got)
 		}
 		r.RuntimeStarted(running("2", "a", "main"))
@@ -413,7 +413,7 @@ func TestSharing_DeviceUsedSincePreparation_IsPrepared(t *testing.T) {
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", sharing("main", "d0"))
 		one := running("0", "a", "main")
-		if got := r.Claim(one); got.State != device.Ready {
+		if got := r.RuntimeCreating(one); got.State != device.Ready {
 			t.Errorf("%+v", got)
 		}
 		r.RuntimeStarted(one)
@@ -423,7 +423,7 @@ func TestSharing_DeviceUsedSincePreparation_IsPrepared(t *testing.T) {
 		r.RuntimeStopped(one)
 		r.check()
 		r.plugins.prepared = nil
-		got := r.Claim(running("1", "b", "main"))
+		got := r.RuntimeCreating(running("1", "b", "main"))
 		r.check()
 		if got.State == device.Ready || len(r.plugins.prepared) == 0 {
 			t.Errorf("b starts with d0 unprepared: %v, prepared %v", got.State, r.plugins.prepared)
@@ -456,7 +456,7 @@ func TestSharing_HolderReturns_WaitingPodIsServed(t *testing.T) {
 		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", sharing("main", "d0"))
-		r.Claim(running("2", "a", "main"))
+		r.RuntimeCreating(running("2", "a", "main"))
 		r.Drop("a")
 		r.bind("b", sharing("main", "d0"))
 		r.expect("b", "main", "waiting DeviceInUse")
@@ -500,7 +500,7 @@ func TestSharing_GrantOfAnotherCannotBeUsed_PluginIsAsked(t *testing.T) {
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", sharing("main", "d0"))
 		r.bind("b", sharing("main", "d0"))
-		r.Claim(running("1", "a", "main"))
+		r.RuntimeCreating(running("1", "a", "main"))
 		r.RuntimeStarted(running("1", "a", "main"))
 		if err := r.RuntimeStarting(context.Background(), running("1", "a", "main")); err != nil {
 			t.Error(err)
@@ -568,7 +568,7 @@ func TestSharing_FirstPodEndsWhileDeviceFails_TheOtherIsTold(t *testing.T) {
 			r.RuntimeSynced(nil, nil)
 			r.bind("a", sharing("main", "d0"))
 			r.bind("b", sharing("main", "d0"))
-			r.Claim(running("1", "a", "main"))
+			r.RuntimeCreating(running("1", "a", "main"))
 			if when == "before" {
 				r.Drop("a") // its container runs on
 			}

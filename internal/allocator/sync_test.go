@@ -28,10 +28,10 @@ func TestSynchronization_NotComparedYet_AnswersNothing(t *testing.T) {
 		r.bind("plain")
 		r.behind(func() {
 			r.RuntimeSynced([]device.Running{old}, nil)
-			st, free = r.Claim(c), r.Claim(running("2", "plain", "main"))
+			st, free = r.RuntimeCreating(c), r.RuntimeCreating(running("2", "plain", "main"))
 			r.Bind(pod("b", app(gpu, 1)))
 		})
-		if st.State != device.Busy || st.Wait.Reason != device.Allocating {
+		if st.State != device.Pending || st.Wait.Reason != device.Allocating {
 			t.Errorf("Claim answers %+v before the comparison", st)
 		}
 		if free.State != device.NoDevices {
@@ -42,7 +42,7 @@ func TestSynchronization_NotComparedYet_AnswersNothing(t *testing.T) {
 		default:
 			t.Fatal("the wait does not end with the comparison")
 		}
-		if st := r.Claim(c); st.State != device.Ready {
+		if st := r.RuntimeCreating(c); st.State != device.Ready {
 			t.Errorf("Claim answers %+v after the comparison", st)
 		}
 		r.expect("b", "main", "waiting NotEnoughDevices")

@@ -99,7 +99,7 @@ func (p *pod) eachAwaited(yield func(device.ResourceName) bool) {
 
 // mayTake reports whether the pod waits, and may be assigned devices when they are free.
 func (p *pod) mayTake() bool {
-	return p.active() && !p.complete() && (p.phase != waiting || p.wait.Busy || !lacking[p.wait.Reason])
+	return p.active() && !p.complete() && (p.phase != waiting || p.wait.InUse || !lacking[p.wait.Reason])
 }
 
 // takes reports whether any device of a resource will do for a container.

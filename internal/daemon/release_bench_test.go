@@ -182,7 +182,7 @@ func BenchmarkReleases(b *testing.B) {
 						ended = append(ended, <-ends)
 					}
 					for i, d := range devices { // pod i has had device i
-						if _, known := took[d.ID]; !known && d.State == device.Available {
+						if _, known := took[d.ID]; !known && d.State == device.StateFree {
 							took[d.ID] = time.Since(ended[i])
 						}
 					}

@@ -28,11 +28,11 @@ func (c Cordon) Name() string { return string(c.Resource) + "/" + QuoteID(c.ID) 
 func (c Cordon) State() DeviceState {
 	switch {
 	case c.Refused:
-		return Refused
+		return StateRefused
 	case c.Suspended:
-		return Suspended
+		return StateSuspended
 	}
-	return Cordoned
+	return StateCordoned
 }
 
 // Refusals are how often a device has been refused in a row, and why it was the last time.

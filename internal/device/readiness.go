@@ -12,13 +12,13 @@ import (
 type Wait struct {
 	Reason  Reason
 	Message string // names the resource and the counts
-	// Busy: other pods have the devices. The wait ends when they end, so it is the scheduler's business and no fault.
-	Busy bool
+	// InUse: other pods have the devices. The wait ends when they end, so it is the scheduler's business and no fault.
+	InUse bool
 }
 
 // Same reports whether two waits differ at most in how many devices are free, which other pods change all the time.
 func (w Wait) Same(as Wait) bool {
-	if w.Reason != as.Reason || w.Busy != as.Busy || w.Reason != NotEnoughDevices && w.Reason != DeviceUnhealthy {
+	if w.Reason != as.Reason || w.InUse != as.InUse || w.Reason != NotEnoughDevices && w.Reason != DeviceUnhealthy {
 		return w == as
 	}
 	digit := func(c rune) bool { return c >= '0' && c <= '9' }
@@ -35,8 +35,8 @@ const (
 	NoDevices
 	// Ready: the assignment is durable and may be injected.
 	Ready
-	// Busy: an allocation or a preparation is in flight; Done is closed when it has ended, either way.
-	Busy
+	// Pending: an allocation or a preparation is in flight; Done is closed when it has ended, either way.
+	Pending
 	// Waiting: the container cannot have its devices now; Wait is the reason.
 	Waiting
 )
@@ -44,13 +44,13 @@ const (
 // A Readiness is the present state of a container's devices.
 type Readiness struct {
 	State      ReadinessState
-	Wait       Wait            // of Busy and Waiting
+	Wait       Wait            // of Pending and Waiting
 	Assignment Assignment      // of Ready
 	Demand     Demand          // of Ready
 	Pod        Pod             // of Ready
 	OwnUsers   bool            // of Ready: PodDemand.UserNamespace
 	Fresh      bool            // of Ready: no container has been created with the plugin's answer yet
-	Done       <-chan struct{} // of Busy
+	Done       <-chan struct{} // of Pending
 }
 
 // A Running is a container as the runtime reports it.

@@ -169,17 +169,17 @@ func (rs Resources) numbers(of func(ResourceStatus) int) map[ResourceName]int {
 type DeviceState string
 
 const (
-	Available   DeviceState = "free"        // any pod may be assigned it
-	Assigned    DeviceState = "assigned"    // a pod has it, or it is held for one
-	Unhealthy   DeviceState = "unhealthy"   // no pod has it, and it is unhealthy
-	PluginAway  DeviceState = "stale"       // it would be free if its plugin were connected
-	Cordoned    DeviceState = "cordoned"    // no pod has it, and an operator has it assigned to none
-	Suspended   DeviceState = "suspended"   // likewise, by devmgrd itself: it became unhealthy again and again, or health.command objects
-	Refused     DeviceState = "refused"     // likewise, because its plugin refuses it
-	Withheld    DeviceState = "withheld"    // it may be in use under an ID that is no longer listed
-	Quarantined DeviceState = "quarantined" // a container has it that the state file does not record
-	Releasing   DeviceState = "releasing"   // its pod has ended, and it is not proved free yet
-	Occupied    DeviceState = "busy"        // likewise, for longer than a moment
+	StateFree        DeviceState = "free"        // any pod may be assigned it
+	StateAssigned    DeviceState = "assigned"    // a pod has it, or it is held for one
+	StateUnhealthy   DeviceState = "unhealthy"   // no pod has it, and it is unhealthy
+	StateStale       DeviceState = "stale"       // it would be free if its plugin were connected
+	StateCordoned    DeviceState = "cordoned"    // no pod has it, and an operator has it assigned to none
+	StateSuspended   DeviceState = "suspended"   // likewise, by devmgrd itself: it became unhealthy again and again, or health.command objects
+	StateRefused     DeviceState = "refused"     // likewise, because its plugin refuses it
+	StateWithheld    DeviceState = "withheld"    // it may be in use under an ID that is no longer listed
+	StateQuarantined DeviceState = "quarantined" // a container has it that the state file does not record
+	StateReleasing   DeviceState = "releasing"   // its pod has ended, and it is not proved free yet
+	StateBusy        DeviceState = "busy"        // likewise, for longer than a moment
 )
 
 // A DeviceStatus is one device and its state.
@@ -199,7 +199,7 @@ type DeviceStatus struct {
 	// Claimable reports that the scheduler may choose the device for a pod: it is Claimed, or free and of no use to a pod that waits for any
 	// device of the resource. A listed device that is not Claimable is in no ResourceSlice.
 	Claimable bool
-	// Release is why the device is Releasing or Busy.
+	// Release is why the device is releasing or busy.
 	Release  *Release
 	Refusals Refusals
 	// Failures is how often the device has failed in the last hour while in use, Failed when it last did.

@@ -68,7 +68,7 @@ func (n *node) list(r device.ResourceName, count int) {
 		for i := range count {
 			d := device.Device{ID: device.ID(fmt.Sprint("d", i)), Healthy: true}
 			offer.Inventory.Devices = append(offer.Inventory.Devices, d)
-			all = append(all, device.DeviceStatus{Resource: r, Device: d, State: device.Available, Listed: true})
+			all = append(all, device.DeviceStatus{Resource: r, Device: d, State: device.StateFree, Listed: true})
 		}
 		n.resources[r], n.devices[r] = offer, all
 	})
@@ -84,8 +84,8 @@ func (n *node) touch(r device.ResourceName, i int, f func(*device.DeviceStatus))
 
 func (n *node) cordon(r device.ResourceName, i int, on bool) {
 	n.touch(r, i, func(d *device.DeviceStatus) {
-		if d.Cordon, d.State = nil, device.Available; on {
-			d.Cordon, d.State = &device.Cordon{}, device.Cordoned
+		if d.Cordon, d.State = nil, device.StateFree; on {
+			d.Cordon, d.State = &device.Cordon{}, device.StateCordoned
 		}
 	})
 }

@@ -96,7 +96,7 @@ func changeOfOneDevice(t *testing.T) {
 	}
 	at(time.Minute)
 	since := taintTime(api)
-	n.touch(gpu, 71, func(d *device.DeviceStatus) { d.Healthy, d.State = false, device.Unhealthy })
+	n.touch(gpu, 71, func(d *device.DeviceStatus) { d.Healthy, d.State = false, device.StateUnhealthy })
 	at(time.Minute)
 	if got := shows(api)[pool+"1"]; got != "36 at 3 d70+cordoned d71+unhealthy" {
 		t.Errorf("got %v", got)
@@ -242,7 +242,9 @@ func TestPublish_SuspendedDeviceFlaps_NoWrites(t *testing.T) {
 		n.list(gpu, 2)
 		publish(t, api, n)
 		at(time.Minute)
-		n.touch(gpu, 0, func(d *device.DeviceStatus) { d.State, d.Cordon = device.Suspended, &device.Cordon{Suspended: true} })
+		n.touch(gpu, 0, func(d *device.DeviceStatus) {
+			d.State, d.Cordon = device.StateSuspended, &device.Cordon{Suspended: true}
+		})
 		at(time.Minute)
 		before := writes(api)
 		for i := range 60 {
@@ -465,7 +467,7 @@ func claims(t *testing.T) {
 	at(time.Minute)
 	n.change(func() { n.claimed = map[device.ID]bool{"d1": true} })
 	hold := func(i int) {
-		n.touch(gpu, i, func(d *device.DeviceStatus) { d.State, d.Holder = device.Assigned, &device.Holder{} })
+		n.touch(gpu, i, func(d *device.DeviceStatus) { d.State, d.Holder = device.StateAssigned, &device.Holder{} })
 	}
 	hold(1)
 	at(time.Minute)
@@ -483,7 +485,7 @@ func claims(t *testing.T) {
 	if got := shows(api); len(got) > 0 {
 		t.Errorf("all devices are with pods without a claim: %v", got)
 	}
-	n.touch(gpu, 2, func(d *device.DeviceStatus) { d.State, d.Holder = device.Available, nil })
+	n.touch(gpu, 2, func(d *device.DeviceStatus) { d.State, d.Holder = device.StateFree, nil })
 	at(0)
 	if got := shows(api)[pool+"0"]; got != "1 at 1" {
 		t.Errorf("one device is free: %s", got)
@@ -567,7 +569,7 @@ func taintsDropped(t *testing.T) {
 	n.change(func() { n.claimed = map[device.ID]bool{"d3": true} })
 	n.cordon(gpu, 1, true)
 	n.touch(gpu, 3, func(d *device.DeviceStatus) {
-		d.Cordon, d.State, d.Holder = &device.Cordon{}, device.Assigned, &device.Holder{}
+		d.Cordon, d.State, d.Holder = &device.Cordon{}, device.StateAssigned, &device.Holder{}
 	})
 	at(50 * time.Millisecond)
 	if got := shows(api)[pool+"0"]; got != "3 at 3" || !p.TaintsDropped() || p.Check() != nil {

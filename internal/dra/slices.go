@@ -147,7 +147,7 @@ func (in input) taints(d device.DeviceStatus) (all []resourceapi.DeviceTaint) {
 	default:
 		add(taintCordoned)
 	}
-	if d.State == device.Occupied {
+	if d.State == device.StateBusy {
 		add(taintBusy)
 	}
 	if in.lost {

@@ -21,7 +21,7 @@ func noAttributes(device.DeviceStatus) attributes { return nil }
 // free returns listed and healthy devices named prefix0, prefix1, ...
 func free(prefix string, n int) (all []device.DeviceStatus) {
 	for i := range n {
-		all = append(all, device.DeviceStatus{Resource: gpu, Device: device.Device{ID: device.ID(fmt.Sprint(prefix, i)), Healthy: true}, State: device.Available, Listed: true, Claimable: true})
+		all = append(all, device.DeviceStatus{Resource: gpu, Device: device.Device{ID: device.ID(fmt.Sprint(prefix, i)), Healthy: true}, State: device.StateFree, Listed: true, Claimable: true})
 	}
 	return all
 }
@@ -61,21 +61,23 @@ func TestShow_States(t *testing.T) {
 	}{
 		{name: "free", want: "d0"},
 		{name: "not claimable", change: func(d *device.DeviceStatus) { d.Claimable = false }, want: ""},
-		{name: "of a pod with a claim", change: func(d *device.DeviceStatus) { d.State, d.Holder, d.Claimed = device.Assigned, holder, true }, want: "d0"},
-		{name: "unhealthy", change: func(d *device.DeviceStatus) { d.State, d.Healthy = device.Unhealthy, false }, want: "d0+unhealthy"},
-		{name: "unhealthy in use", change: func(d *device.DeviceStatus) { d.State, d.Holder, d.Healthy = device.Assigned, holder, false }, want: "d0+unhealthy"},
-		{name: "cordoned", change: func(d *device.DeviceStatus) { d.State, d.Cordon = device.Cordoned, &device.Cordon{Reason: "fan"} }, want: "d0+cordoned"},
-		{name: "suspended", change: func(d *device.DeviceStatus) { d.State, d.Cordon = device.Suspended, &device.Cordon{Suspended: true} }, want: "d0+suspended"},
+		{name: "of a pod with a claim", change: func(d *device.DeviceStatus) { d.State, d.Holder, d.Claimed = device.StateAssigned, holder, true }, want: "d0"},
+		{name: "unhealthy", change: func(d *device.DeviceStatus) { d.State, d.Healthy = device.StateUnhealthy, false }, want: "d0+unhealthy"},
+		{name: "unhealthy in use", change: func(d *device.DeviceStatus) { d.State, d.Holder, d.Healthy = device.StateAssigned, holder, false }, want: "d0+unhealthy"},
+		{name: "cordoned", change: func(d *device.DeviceStatus) { d.State, d.Cordon = device.StateCordoned, &device.Cordon{Reason: "fan"} }, want: "d0+cordoned"},
+		{name: "suspended", change: func(d *device.DeviceStatus) {
+			d.State, d.Cordon = device.StateSuspended, &device.Cordon{Suspended: true}
+		}, want: "d0+suspended"},
 		{name: "suspended and unhealthy", change: func(d *device.DeviceStatus) {
-			d.State, d.Cordon, d.Healthy = device.Suspended, &device.Cordon{Suspended: true}, false
+			d.State, d.Cordon, d.Healthy = device.StateSuspended, &device.Cordon{Suspended: true}, false
 		}, want: "d0+suspended"},
 		{name: "refused", change: func(d *device.DeviceStatus) {
-			d.State, d.Cordon = device.Refused, &device.Cordon{Suspended: true, Refused: true}
+			d.State, d.Cordon = device.StateRefused, &device.Cordon{Suspended: true, Refused: true}
 		}, want: "d0+refused"},
-		{name: "releasing", change: func(d *device.DeviceStatus) { d.State, d.Holder = device.Releasing, holder }, want: "d0"},
-		{name: "busy", change: func(d *device.DeviceStatus) { d.State, d.Holder = device.Occupied, holder }, want: "d0+busy"},
-		{name: "stale", change: func(d *device.DeviceStatus) { d.State = device.PluginAway }, want: "d0"},
-		{name: "lost", change: func(d *device.DeviceStatus) { d.State = device.PluginAway }, input: func(in *input) { in.lost = true }, want: "d0+plugin-lost"},
+		{name: "releasing", change: func(d *device.DeviceStatus) { d.State, d.Holder = device.StateReleasing, holder }, want: "d0"},
+		{name: "busy", change: func(d *device.DeviceStatus) { d.State, d.Holder = device.StateBusy, holder }, want: "d0+busy"},
+		{name: "stale", change: func(d *device.DeviceStatus) { d.State = device.StateStale }, want: "d0"},
+		{name: "lost", change: func(d *device.DeviceStatus) { d.State = device.StateStale }, input: func(in *input) { in.lost = true }, want: "d0+plugin-lost"},
 		{name: "unhealthy, without taints", change: func(d *device.DeviceStatus) { d.Healthy = false }, input: func(in *input) { in.untaint = true }, want: ""},
 		{name: "unhealthy and claimed, without taints", change: func(d *device.DeviceStatus) { d.Healthy, d.Claimed = false, true }, input: func(in *input) { in.untaint = true }, want: "d0"},
 		{name: "free, without taints", input: func(in *input) { in.untaint = true }, want: "d0"},

@@ -211,7 +211,7 @@ func TestASpanLastsAsLongAsTheContainer(t *testing.T) {
 	r := start(t, 1)
 	p := r.Settle(t, allocatortest.Pod("p", gpu, 1))
 	runs := device.Running{ID: "1", Container: device.Container{Pod: p.Pod.UID, Name: "main"}}
-	r.Claim(t.Context(), runs)
+	r.RuntimeCreating(t.Context(), runs)
 	r.Drop(p.Pod.UID)
 	plugintest.Eventually(t, "it is over", func() bool { return !r.Snapshot().Pods[0].Active })
 	r.tells("p d000 open")

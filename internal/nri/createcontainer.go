@@ -98,12 +98,12 @@ func (p *plugin) admit(ctx context.Context, adj *api.ContainerAdjustment, id dev
 	switch st.State {
 	case device.NoDevices:
 		if err := foreignClaims(ctr); err != nil {
-			p.allocator.Unclaim(c)
+			p.allocator.RuntimeAborted(c)
 			return err
 		}
 	case device.Ready:
 		if err := p.inject(ctx, adj, id, st, pod, ctr); err != nil {
-			p.allocator.Unclaim(c)
+			p.allocator.RuntimeAborted(c)
 			if no, is := errors.AsType[*device.Refusal](err); is {
 				hangs := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 				lapsed := no.Reason == device.HostDeviceMissing && !hangs || errors.Is(err, errLapsed)
@@ -173,7 +173,7 @@ func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id de
 // claim claims a container in the allocator. It reads a pod that the watch has not reported from the API server, once, and waits
 // for an allocation in progress for at most maxWait: all other containers of the node wait for the hook.
 func (p *plugin) claim(ctx context.Context, id device.Pod, c device.Running, mayRead bool) (device.Readiness, error) {
-	st := p.allocator.Claim(ctx, c)
+	st := p.allocator.RuntimeCreating(ctx, c)
 	if st.State == device.Unknown && mayRead {
 		read, cancel := context.WithTimeout(ctx, liveRead)
 		defer cancel()
@@ -183,18 +183,18 @@ func (p *plugin) claim(ctx context.Context, id device.Pod, c device.Running, may
 			}
 			return st, device.Refuse(device.UnknownPod, err, "the pod is not known")
 		}
-		st = p.allocator.Claim(ctx, c)
+		st = p.allocator.RuntimeCreating(ctx, c)
 	}
-	if st.State != device.Busy {
+	if st.State != device.Pending {
 		return st, nil
 	}
 	began := time.Now()
 	patience := time.NewTimer(min(p.maxWait, p.allowances.left(id.Namespace)))
 	defer patience.Stop()
-	for st.State == device.Busy {
+	for st.State == device.Pending {
 		select {
 		case <-st.Done:
-			st = p.allocator.Claim(ctx, c)
+			st = p.allocator.RuntimeCreating(ctx, c)
 		case <-patience.C:
 			p.allowances.spend(id.Namespace, time.Since(began))
 			return st, nil

@@ -6,7 +6,7 @@
 //	CreateContainer   the runtime calls                                   createcontainer.go
 //	redirect          a plugin's mount of the kubelet's directory         redirect.go
 //	directory         the plugin pod's own, in its place                  redirect.go
-//	Claim             the container's assignment: a look-up               createcontainer.go
+//	RuntimeCreating   the container's assignment: a look-up               createcontainer.go
 //	merge             its shares; the first wins, the pod's own before    merge.go         pure
 //	host              stat the device nodes and mount sources             host.go, hostchecks.go
 //	CDI               what CDI devices set wins over plain grants         cdi.go

@@ -20,13 +20,13 @@ type Allocator interface {
 	// Bind adds a local pod. DropLocal removes it when it has ended, unless it is bound again.
 	Bind(device.PodDemand)
 	DropLocal(device.PodUID)
-	// Claim returns the state of a container that is about to be created. If its devices are ready, it counts as running from then
+	// RuntimeCreating returns the state of a container that is about to be created. If its devices are ready, it counts as running from then
 	// on. It answers before ctx ends.
-	Claim(context.Context, device.Running) device.Readiness
-	// Readiness returns the state of a container, as Claim does, and claims nothing.
+	RuntimeCreating(context.Context, device.Running) device.Readiness
+	// Readiness returns the state of a container, as RuntimeCreating does, without counting it.
 	Readiness(device.Container) device.Readiness
-	// Unclaim withdraws the claim of a container that is not created.
-	Unclaim(device.Running)
+	// RuntimeAborted reports that the container is not created after all.
+	RuntimeAborted(device.Running)
 	// Refused records why a container with devices was refused. lapsed: the host lacks something that the grant names, and the
 	// container waits until the plugin has granted the devices again.
 	Refused(c device.Container, why device.Wait, lapsed bool)

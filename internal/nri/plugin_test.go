@@ -56,7 +56,7 @@ func (w *harness) Refused(c device.Container, why device.Wait, lapsed bool) {
 	w.refused = append(w.refused, fmt.Sprintf("%s %s lapsed=%v", c.Name, why.Reason, lapsed))
 }
 
-func (w *harness) Claim(_ context.Context, r device.Running) device.Readiness {
+func (w *harness) RuntimeCreating(_ context.Context, r device.Running) device.Readiness {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	st := w.stands[r.Container]
@@ -72,7 +72,7 @@ func (w *harness) Readiness(c device.Container) device.Readiness {
 	return w.stands[c]
 }
 
-func (w *harness) Unclaim(device.Running) {
+func (w *harness) RuntimeAborted(device.Running) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.claims--
@@ -193,7 +193,7 @@ func ready() device.Readiness {
 }
 
 func busy(done <-chan struct{}) device.Readiness {
-	return device.Readiness{State: device.Busy, Done: done, Wait: device.Wait{Reason: device.Allocating, Message: "the allocation is in progress"}}
+	return device.Readiness{State: device.Pending, Done: done, Wait: device.Wait{Reason: device.Allocating, Message: "the allocation is in progress"}}
 }
 
 func TestInjection(t *testing.T) {

@@ -139,7 +139,7 @@ func TestWhichPodsAreListed(t *testing.T) {
 	r.Plugins.Stock(gpu, 2)
 	r.bind("plain", "", 0)
 	over := r.bind("over", gpu, 1)
-	r.Claim(t.Context(), device.Running{ID: "1", Container: device.Container{Pod: over.Pod.UID, Name: "main"}}) // and it runs on
+	r.RuntimeCreating(t.Context(), device.Running{ID: "1", Container: device.Container{Pod: over.Pod.UID, Name: "main"}}) // and it runs on
 	r.Drop(over.Pod.UID)
 	local := pod("static", gpu, 1)
 	local.Local, local.Containers = true, nil

@@ -128,7 +128,7 @@ func TestWatch(t *testing.T) {
 	f.until(func() bool { return f.has["uid-two"] == "main:vendor.com/gpu/b[]" })
 
 	c := device.Running{ID: "1", Container: device.Container{Pod: one.Pod.UID, Name: "main"}}
-	r.Claim(t.Context(), c)
+	r.RuntimeCreating(t.Context(), c)
 	r.Drop(one.Pod.UID)
 	f.until(func() bool { return f.has["uid-one"] == "main:vendor.com/gpu/a[0 1] ended" })
 

@@ -64,7 +64,7 @@ func (h *past) look(p *device.PodStatus, now time.Time) {
 func judge(p *device.PodStatus, counts string, shown device.ShownPod, h past, now time.Time) (write []device.PodCondition, due time.Time) {
 	add := func(c device.PodCondition, at time.Time) {
 		switch is := shown.Condition(c.Type); {
-		case shows(is, c, p.Told.Busy):
+		case shows(is, c, p.Told.InUse):
 		case now.Before(at):
 			due = loops.Earliest(due, at)
 		default:
@@ -111,7 +111,7 @@ func judge(p *device.PodStatus, counts string, shown device.ShownPod, h past, no
 
 // shows reports whether a condition needs no write. How many devices are free may differ.
 func shows(is, c device.PodCondition, busy bool) bool {
-	a, b := device.Wait{Reason: device.Reason(is.Reason), Message: is.Message, Busy: busy}, device.Wait{Reason: device.Reason(c.Reason), Message: c.Message, Busy: busy}
+	a, b := device.Wait{Reason: device.Reason(is.Reason), Message: is.Message, InUse: busy}, device.Wait{Reason: device.Reason(c.Reason), Message: c.Message, InUse: busy}
 	return is.Status == c.Status && (is.Reason == c.Reason && is.Message == c.Message || c.Type == device.DevicesAssigned && c.Status == no && a.Same(b))
 }
 

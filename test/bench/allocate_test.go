@@ -100,7 +100,7 @@ func (r *harness) serve(b *testing.B, d device.PodDemand) {
 		switch st := r.allocator.Readiness(d.Demands[0].Container); st.State {
 		case device.Ready:
 			return
-		case device.Busy:
+		case device.Pending:
 			<-st.Done
 		default:
 			b.Fatalf("pod %s: %+v", d.Pod, st)

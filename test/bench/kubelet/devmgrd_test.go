@@ -109,7 +109,7 @@ func (n *node) settle(d device.PodDemand) {
 		switch st := n.ledger.Readiness(d.Demands[0].Container); st.State {
 		case device.Ready:
 			return
-		case device.Busy:
+		case device.Pending:
 			<-st.Done
 		default:
 			n.t.Fatalf("pod %s: %+v", d.Pod, st)

@@ -84,9 +84,9 @@ func (r *Resource) Counts() map[device.DeviceState]int {
 		free, stale = 0, r.freeCount
 	}
 	all := map[device.DeviceState]int{
-		device.Available: free, device.PluginAway: stale, device.Assigned: len(r.taken) - len(r.quarantined) - busy - releasing, device.Quarantined: len(r.quarantined),
-		device.Releasing: releasing, device.Occupied: busy,
-		device.Unhealthy: r.Unhealthy(), device.Cordoned: 0, device.Suspended: 0, device.Refused: 0, device.Withheld: r.WithheldCount(),
+		device.StateFree: free, device.StateStale: stale, device.StateAssigned: len(r.taken) - len(r.quarantined) - busy - releasing, device.StateQuarantined: len(r.quarantined),
+		device.StateReleasing: releasing, device.StateBusy: busy,
+		device.StateUnhealthy: r.Unhealthy(), device.StateCordoned: 0, device.StateSuspended: 0, device.StateRefused: 0, device.StateWithheld: r.WithheldCount(),
 	}
 	for c := range r.OutOfService {
 		all[c.State()]++

@@ -23,7 +23,6 @@
 //
 //	hold     set a chosen device aside until the attempt has ended
 //	release  take devices from a pod that has ended, once they are proved free
-//	busy     of a device: see above. Of a pod that waits (device.Wait.Busy): other pods have what it lacks
 //	refused  lately, by the plugin, so that it is chosen last. One that is refused again and again is out of service for a while
 //
 // The files:

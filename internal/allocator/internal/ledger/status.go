@@ -96,26 +96,26 @@ func (v *View) status(d device.Device, listed bool, holders []device.Holder) dev
 	s.Release, s.Refusals = v.of.ReleaseOf(d.ID), device.Refusals{Times: v.of.refused[d.ID].times, Why: v.of.refused[d.ID].why}
 	switch {
 	case s.Release != nil && s.Release.Busy:
-		s.State = device.Occupied
+		s.State = device.StateBusy
 	case s.Release != nil:
-		s.State = device.Releasing
+		s.State = device.StateReleasing
 	case v.of.quarantined[d.ID]:
-		s.State = device.Quarantined
+		s.State = device.StateQuarantined
 	case s.Holder != nil:
-		s.State = device.Assigned
+		s.State = device.StateAssigned
 	case s.Cordon != nil:
 		s.State = s.Cordon.State()
 	case !d.Healthy:
-		s.State = device.Unhealthy
+		s.State = device.StateUnhealthy
 	case v.of.Withheld(d.ID):
-		s.State = device.Withheld
+		s.State = device.StateWithheld
 	case v.of.offer.State != device.Serving:
-		s.State = device.PluginAway
+		s.State = device.StateStale
 	default:
-		s.State = device.Available
+		s.State = device.StateFree
 	}
 	s.Claimed = v.claimed(d.ID, holders)
-	s.Claimable = listed && (s.Claimed || s.Holder == nil && !v.Awaited) && s.State != device.Withheld && s.State != device.Quarantined
+	s.Claimable = listed && (s.Claimed || s.Holder == nil && !v.Awaited) && s.State != device.StateWithheld && s.State != device.StateQuarantined
 	return s
 }
 

@@ -85,7 +85,7 @@ func outOfService(resource *ledger.Resource) (text string) {
 		n[s]++
 		first[s] = loops.Earliest(first[s], c.Until)
 	}
-	for _, s := range []device.DeviceState{device.Cordoned, device.Suspended, device.Refused} {
+	for _, s := range []device.DeviceState{device.StateCordoned, device.StateSuspended, device.StateRefused} {
 		if n[s] == 0 {
 			continue
 		}

@@ -98,8 +98,8 @@ func TestPlan_DevicesChosenByTheScheduler(t *testing.T) {
 			if got := told(result, no); got != c.want {
 				t.Errorf("%q, want %q", got, c.want)
 			}
-			if no != nil && no.Busy != (no.Reason == device.DeviceInUse) {
-				t.Errorf("%s: busy is %v", no.Reason, no.Busy)
+			if no != nil && no.InUse != (no.Reason == device.DeviceInUse) {
+				t.Errorf("%s: busy is %v", no.Reason, no.InUse)
 			}
 		})
 	}

@@ -108,7 +108,7 @@ func planOnce(w Input, from Resources) (Result, *device.Refusal) {
 	if no == nil {
 		return p.out, nil
 	}
-	no.Busy = p.lacksOnlyTaken(no.Reason)
+	no.InUse = p.lacksOnlyTaken(no.Reason)
 	return Result{}, no
 }
 

@@ -501,7 +501,7 @@ func TestPlan_Refused_BusyIfOthersHaveTheDevices(t *testing.T) {
 			if c.gpu != "" {
 				from[gpu] = stock(false, c.gpu).Resource
 			}
-			if _, no := Plan(in, from); no == nil || no.Reason != c.reason || no.Busy != c.busy {
+			if _, no := Plan(in, from); no == nil || no.Reason != c.reason || no.InUse != c.busy {
 				t.Errorf("%+v, want %s, busy %v", no, c.reason, c.busy)
 			}
 		})
