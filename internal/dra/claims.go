@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -30,11 +29,6 @@ const (
 	lookPause, lastLook = 100 * time.Millisecond, 5 * time.Second // between looks at all pods, for the devices or files that they wait for
 	lookShare           = 10                                      // of a look's own time, such a pause
 	maxMistake          = 512
-
-	// maxPodUses bounds how many devices the containers of a pod use by claims, each container's counted, and maxUses those of all pods: any number
-	// of containers of any number of pods may use the devices of one claim.
-	// A pod with fewUses always has room, and so has a namespace's largest pod: otherwise a tenant's large pods would leave none to others.
-	maxPodUses, maxUses, fewUses = 1024, 16384, 128
 )
 
 // A Sink receives the pods of this node. Its methods are quick and never block.
@@ -89,15 +83,6 @@ type Claims struct {
 	usesOf  map[string]int    // likewise, of a namespace's pods
 	turns   uint64            // of namespaces
 	last    map[string]uint64 // each namespace's last turn since no pod was due
-}
-
-// An index is the listed devices by their names in slices, until the lists change: names are hashes, and a search for each device of
-// each pod that waits would take seconds.
-type index struct {
-	revision uint64
-	offers   map[device.ResourceName]device.Offer
-	listed   map[device.ResourceName]map[string][]device.ID
-	pools    map[string]device.ResourceName // those of claims; empty: no listed resource has one of this name
 }
 
 // A claimingPod is a pod of this node and what is known of its claims.
@@ -163,9 +148,24 @@ type result struct {
 	admin                 bool
 }
 
+// of reports whether a result is for a request of a claim, or for one of its alternatives (REQUEST/ALTERNATIVE). An empty request
+// means all.
+func (r result) of(request string) bool {
+	return request == "" || r.request == request || strings.HasPrefix(r.request, request+"/")
+}
+
+// base returns the name of the request, without that of the alternative.
+func (r result) base() string {
+	name, _, _ := strings.Cut(r.request, "/")
+	return name
+}
+
 // NewClaims returns Claims. Run makes them read.
 func NewClaims(c ClaimsConfig) *Claims {
-	return &Claims{ClaimsConfig: c, kick: make(chan struct{}, 1), pods: map[device.PodUID]*claimingPod{}, changed: make(chan struct{}), usesOf: map[string]int{}, last: map[string]uint64{}}
+	return &Claims{
+		ClaimsConfig: c, kick: make(chan struct{}, 1), pods: map[device.PodUID]*claimingPod{}, changed: make(chan struct{}),
+		index: index{node: c.NodeName, plugins: c.Plugins, pool: c.Pool}, usesOf: map[string]int{}, last: map[string]uint64{},
+	}
 }
 
 // Bind is part of Sink, as are Drop and Replace.
@@ -275,7 +275,7 @@ func (c *Claims) turn(now time.Time) (pod device.PodDemand, names []string, next
 	}
 	if first == nil {
 		clear(c.last)
-		c.index = index{} // it may be large
+		c.index.drop() // it may be large
 		return device.PodDemand{}, nil, next
 	}
 	c.turns++
@@ -349,7 +349,7 @@ func (c *Claims) look() {
 	}
 	if len(waiting) > 0 {
 		c.mu.Lock()
-		c.index = index{}
+		c.index.drop()
 		c.mu.Unlock()
 	}
 }
@@ -461,228 +461,15 @@ func (c *Claims) renew(namespace, name string, now claim) {
 	}
 }
 
-// resolveLocked turns a pod's claims into the devices that they name.
-func (c *Claims) resolveLocked(p *claimingPod) {
-	c.countLocked(p, 0)
-	p.resolved, p.waits = p.demand, false
-	p.resolved.Demands = nil
-	full := ""
-	switch uses := p.devices(); {
-	case uses > maxPodUses:
-		full = fmt.Sprintf("the pod's containers use more than %d devices by ResourceClaims, each container's counted: have fewer containers use a claim", maxPodUses)
-	case c.uses+uses > maxUses && uses > fewUses && c.usesOf[p.demand.Pod.Namespace]+uses > maxPodUses:
-		full = fmt.Sprintf("the containers of this node's pods use more than %d devices by ResourceClaims; a pod with more than %d waits until others have ended", maxUses, fewUses)
-		p.waits = true
-	default:
-		c.countLocked(p, uses)
-	}
-	for _, d := range p.demand.Demands {
-		if full != "" {
-			d = device.Demand{Container: d.Container, Kind: d.Kind, Blocked: device.PodTooLarge, Mistake: full}
-		} else {
-			d = c.resolveContainer(p, d)
-		}
-		if len(d.Wants) > 0 || d.Mistake != "" {
-			p.resolved.Demands = append(p.resolved.Demands, d)
-		}
-	}
-}
-
-// countLocked sets how many devices a pod's containers use.
-func (c *Claims) countLocked(p *claimingPod, uses int) {
-	more, of := uses-p.uses, p.demand.Pod.Namespace
-	p.uses = uses
-	c.uses += more
-	if c.usesOf[of] += more; c.usesOf[of] == 0 {
-		delete(c.usesOf, of)
-	}
-}
-
-// devices returns how many devices the pod's containers use by claims that have been read, or a number above maxPodUses.
-func (p *claimingPod) devices() (n int) {
-	for _, d := range p.demand.Demands {
-		for _, use := range d.Claims {
-			for _, one := range p.claims[use.Claim].results {
-				if one.of(use.Request) {
-					n++
-				}
-			}
-			if n > maxPodUses {
-				return n
-			}
-		}
-	}
-	return n
-}
-
-// resolveContainer returns a container's demand with the devices that its claims name.
-func (c *Claims) resolveContainer(p *claimingPod, d device.Demand) device.Demand {
-	block := func(why device.Reason, format string, args ...any) {
-		if d.Mistake == "" {
-			d.Blocked, d.Mistake = why, device.ClipTo(fmt.Sprintf(format, args...), maxMistake)
-		}
-	}
-	for _, r := range slices.Sorted(maps.Keys(d.Wants)) {
-		switch needs, known := c.NeedsClaim(r, p.demand.Created); {
-		case !known:
-			p.waits = true
-			block(device.Allocating, "devmgrd is reading whether the Node shows %s", r)
-		case needs:
-			p.waits = true
-			block(device.NoClaim, "container %s requests %s, which this node offers through Dynamic Resource Allocation, and the pod has no claim for it", d.Container.Name, r)
-		}
-	}
-	if len(d.Claims) == 0 {
-		return d
-	}
-	fixed, claimed := map[device.ResourceName][]device.ID{}, map[device.ResourceName]map[device.ID]device.ClaimUID{}
-	requests := map[device.ResourceName][]device.ClaimRequest{}
-	for _, use := range d.Claims {
-		known, read := p.claims[use.Claim]
-		if !read {
-			if use.Claim == "" {
-				block(device.ClaimUnknown, "a ResourceClaim of the pod has not been made yet")
-			} else if p.problem == "" {
-				block(device.Allocating, "devmgrd is reading ResourceClaim %s", use.Claim)
-			} else {
-				block(device.ClaimUnknown, "%s", p.problem)
-			}
-			continue
-		}
-		for _, one := range known.results {
-			if !one.of(use.Request) {
-				continue
-			}
-			if one.admin {
-				block(device.NoClaim, "ResourceClaim %s has adminAccess, which devmgrd does not offer", use.Claim)
-				continue
-			}
-			chosen, listed := p.found[one]
-			if !listed {
-				if chosen, listed = c.find(one); listed {
-					p.found[one] = chosen
-				}
-			}
-			r, id := chosen.Resource, chosen.ID
-			if !listed {
-				p.waits = true
-				block(device.DeviceGone, "the scheduler has chosen device %s of pool %s in ResourceClaim %s, which no device plugin lists", one.device, one.pool, use.Claim)
-				continue
-			}
-			if by := (device.ClaimRequest{Claim: known.uid, Request: one.base()}); !slices.Contains(requests[r], by) {
-				requests[r] = append(requests[r], by)
-			}
-			if slices.Contains(fixed[r], id) {
-				continue
-			}
-			fixed[r] = append(fixed[r], id)
-			if use.Resource == r {
-				continue // the scheduler has made the claim for the pod's request
-			}
-			if claimed[r] == nil {
-				claimed[r] = map[device.ID]device.ClaimUID{}
-			}
-			claimed[r][id] = known.uid
-		}
-	}
-	if len(fixed) == 0 {
-		return d
-	}
-	for _, by := range requests {
-		slices.SortFunc(by, device.ClaimRequest.Compare)
-	}
-	d.Fixed, d.Requests, d.Wants = fixed, requests, maps.Clone(d.Wants)
-	if d.Wants == nil {
-		d.Wants = map[device.ResourceName]int{}
-	}
-	for r, ids := range fixed {
-		if d.Wants[r] > 0 { // the pod was bound while the Node showed the resource
-			block(device.NoClaim, "container %s requests %s, and has devices of it by a claim as well: give them to two containers", d.Container.Name, r)
-		}
-		slices.SortFunc(ids, device.CompareIDs)
-		d.Wants[r] = len(ids)
-	}
-	if len(claimed) > 0 {
-		d.Claimed = claimed
-	}
-	return d
-}
-
-// of reports whether a result is for a request of a claim, or for one of its alternatives (REQUEST/ALTERNATIVE). An empty request
-// means all.
-func (r result) of(request string) bool {
-	return request == "" || r.request == request || strings.HasPrefix(r.request, request+"/")
-}
-
-// base returns the name of the request, without that of the alternative.
-func (r result) base() string {
-	name, _, _ := strings.Cut(r.request, "/")
-	return name
-}
-
-// find returns the device that a result names; false: it is not listed.
-func (c *Claims) find(one result) (device.Key, bool) {
-	r := c.resourceOf(one.pool)
-	all := c.listed(r)[one.device]
-	switch at := slices.IndexFunc(all, func(id device.ID) bool { return c.Pool(r, id) == one.pool }); {
-	case at >= 0:
-		return device.Key{Resource: r, ID: all[at]}, true
-	case len(all) == 1: // it has another place since it returned to its plugin's list
-		return device.Key{Resource: r, ID: all[0]}, true
-	}
-	return device.Key{}, false
-}
-
-// resourceOf returns the listed resource of a pool; empty: there is none.
-func (c *Claims) resourceOf(pool string) device.ResourceName {
-	of := c.current()
-	r, known := of.pools[pool]
-	if known {
-		return r
-	}
-	at := strings.LastIndexByte(pool, '/')
-	if k, err := strconv.Atoi(pool[at+1:]); at >= 0 && err == nil {
-		for one := range of.offers {
-			if PoolName(c.NodeName, one, k) == pool {
-				r = one
-			}
-		}
-	}
-	of.pools[pool] = r
-	return r
-}
-
-// current returns the index of the plugins' current lists.
-func (c *Claims) current() index {
-	if now := c.Plugins.Revision(); c.index.revision != now { // before the lists are read
-		c.index = index{now, c.Plugins.Offers(), map[device.ResourceName]map[string][]device.ID{}, map[string]device.ResourceName{}}
-	}
-	return c.index
-}
-
-// listed returns the listed devices of a resource by their names.
-func (c *Claims) listed(r device.ResourceName) map[string][]device.ID {
-	of := c.current()
-	if of.listed[r] == nil {
-		named := map[string][]device.ID{}
-		for _, d := range of.offers[r].Inventory.Devices {
-			name := Name(d.ID)
-			named[name] = append(named[name], d.ID)
-		}
-		of.listed[r] = named
-	}
-	return of.listed[r]
-}
-
 // devices returns the devices of a claim for its CDI files. Those that no plugin lists have no resource.
 func (c *Claims) devices(of claim) (all []cdi.Device) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, one := range of.results {
-		chosen, _ := c.find(one)
+		chosen, _ := c.index.find(one)
 		all = append(all, cdi.Device{Request: one.base(), Name: one.device, Resource: chosen.Resource, ID: chosen.ID})
 	}
-	c.index = index{}
+	c.index.drop()
 	return all
 }
 

@@ -593,12 +593,12 @@ func TestClaims_NamesOfPools(t *testing.T) {
 	w, c := newWorld(t)
 	w.devices = map[device.ResourceName][]device.ID{gpu: {"GPU-1"}, "a.example/GPU_big": {"GPU-1"}}
 	for _, r := range []device.ResourceName{gpu, "a.example/GPU_big"} {
-		if got, known := c.find(result{pool: PoolName("n1", r, 3), device: Name("GPU-1")}); !known || got != (device.Key{Resource: r, ID: "GPU-1"}) {
+		if got, known := c.index.find(result{pool: PoolName("n1", r, 3), device: Name("GPU-1")}); !known || got != (device.Key{Resource: r, ID: "GPU-1"}) {
 			t.Errorf("%s: %v, %v", r, got, known)
 		}
 	}
 	for _, pool := range []string{"", "0", "n1/a.example/gpu", "n2/a.example/gpu/0", "n1/a.example/gpu/00", "n1/a.example/gpu/-0"} {
-		if _, known := c.find(result{pool: pool, device: Name("GPU-1")}); known {
+		if _, known := c.index.find(result{pool: pool, device: Name("GPU-1")}); known {
 			t.Errorf("pool %q is found", pool)
 		}
 	}

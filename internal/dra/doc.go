@@ -13,7 +13,9 @@
 //	store.go       the ResourceSlices of this node, as the API server has them
 //	pace.go        when a ResourceSlice may be written
 //	word.go        what a plugin says of its devices, and when the slices follow it
-//	claims.go      from a pod's claims to the devices that the scheduler has chosen: a demand for exactly these
+//	claims.go      the pods' claims: reads them
+//	resolve.go     from a pod's claims to the devices that the scheduler has chosen: a demand for exactly these
+//	index.go       the listed devices by pools and names, as claims name them
 //	server.go      answers the kubelet: registration, preparation of claims
 //	metrics.go     writes, and what the slices show
 //	health.go      reports the devices' health to the kubelet

@@ -18,7 +18,7 @@ func BenchmarkClaims_Find(b *testing.B) {
 	for b.Loop() {
 		w.list(gpu, ids...)
 		for i := range 32 {
-			if _, known := c.find(result{pool: PoolName("n1", gpu, 0), device: Name(ids[i*100])}); !known {
+			if _, known := c.index.find(result{pool: PoolName("n1", gpu, 0), device: Name(ids[i*100])}); !known {
 				b.Fatal("not found")
 			}
 		}
