@@ -29,7 +29,8 @@ func churn(r *harness, seed uint64) {
 			did += ", then " + more
 		}
 		r.check()
-		if c.judge(); r.t.Failed() {
+		c.judge()
+		if r.t.Failed() {
 			r.t.Errorf("the last step was: %s", did)
 			return
 		}
@@ -354,7 +355,8 @@ func (c *churning) reboot() string {
 // delete removes a pod from the API server, whatever state its containers are in.
 func (c *churning) delete(pod string) {
 	for name, one := range c.claims {
-		if delete(one.pods, pod); len(one.pods) == 0 {
+		delete(one.pods, pod)
+		if len(one.pods) == 0 {
 			delete(c.claims, name)
 		}
 	}
@@ -454,7 +456,8 @@ func (c *churning) end(one *made) {
 // rename has a plugin list the same hardware under other IDs, or under the first ones again.
 func (c *churning) rename(r device.ResourceName) string {
 	c.renamed++
-	if c.prefix[r] = fmt.Sprintf("r%d-d", c.renamed); c.IntN(3) == 0 {
+	c.prefix[r] = fmt.Sprintf("r%d-d", c.renamed)
+	if c.IntN(3) == 0 {
 		c.prefix[r] = "d"
 	}
 	c.list(r, 8+c.IntN(8), 2)

@@ -174,7 +174,8 @@ func (a *Allocator) cordonsChangedLocked(devices []device.Cordon) {
 // combineCordonsLocked computes the cordons of a resource that are in force.
 func (a *Allocator) combineCordonsLocked(r device.ResourceName) {
 	operators := device.Cordons{r: a.cordons.Union(a.declared, r)}
-	if a.inForce[r] = operators.Union(a.suspended, r); len(a.inForce[r]) == 0 {
+	a.inForce[r] = operators.Union(a.suspended, r)
+	if len(a.inForce[r]) == 0 {
 		delete(a.inForce, r)
 	}
 }

@@ -262,10 +262,12 @@ func (w *world) create(c device.Container) bool {
 	r := device.Running{ID: fmt.Sprint("container-", w.ids), Container: c}
 	l := w.now()
 	st := l.RuntimeCreating(context.Background(), r)
-	if w.settle(); l != w.now() || st.State != device.Ready {
+	w.settle()
+	if l != w.now() || st.State != device.Ready {
 		return false
 	}
-	if l.fuse.pass("before the container is made"); l.fuse.dead() {
+	l.fuse.pass("before the container is made")
+	if l.fuse.dead() {
 		w.settle() // the runtime disconnects devmgrd, and creates no container that needs it
 		return false
 	}
@@ -479,7 +481,8 @@ func TestManyCrashes(t *testing.T) {
 				for range 1 + dice.IntN(8) {
 					fuses = append(fuses, 1+dice.IntN(25))
 				}
-				if play(t, atCrash, fuses...); t.Failed() {
+				play(t, atCrash, fuses...)
+				if t.Failed() {
 					t.Fatalf("after crashes at %v", fuses)
 				}
 			}

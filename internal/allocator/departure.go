@@ -206,10 +206,12 @@ func (a *Allocator) reviewLocked(p *pod) {
 func (a *Allocator) releasingLocked(p *pod, why device.Release) {
 	d, now := &p.departure, time.Now()
 	was := d.why
-	if why.Since = now; was != nil {
+	why.Since = now
+	if was != nil {
 		why.Since = was.Since
 	}
-	switch why.Busy = why.Failed != "" || !why.Underway && now.Sub(why.Since) >= releaseGrace; {
+	why.Busy = why.Failed != "" || !why.Underway && now.Sub(why.Since) >= releaseGrace
+	switch {
 	case !why.Busy && !why.Underway:
 		a.scheduleWriteLocked(why.Since.Add(releaseGrace).Sub(now))
 	case was != nil && was.Busy:

@@ -484,7 +484,8 @@ func (r *harness) start() {
 	log := slog.New(bugPanics{})
 	var err error
 	var known store.State
-	if r.store, known, err = store.Recover(store.Config{Dir: r.dir, Log: log, Metrics: prometheus.NewRegistry()}); err != nil {
+	r.store, known, err = store.Recover(store.Config{Dir: r.dir, Log: log, Metrics: prometheus.NewRegistry()})
+	if err != nil {
 		r.t.Fatal(err)
 	}
 	r.disk = &disk{Store: r.store}
@@ -566,7 +567,8 @@ func (r *records) onDisk(dir string, s *store.Store) ([]device.PodRecord, error)
 	if _, err := io.ReadFull(f, headers); err != nil || s == r.store && bytes.Equal(headers, r.headers) {
 		return r.pods, err
 	}
-	if r.pods, err = podsOnDisk(s); err == nil {
+	r.pods, err = podsOnDisk(s)
+	if err == nil {
 		r.store, r.headers = s, headers
 	}
 	return r.pods, err
@@ -589,7 +591,8 @@ func (r *harness) follow() {
 			if c.Revision != r.revision || r.seen[uid] != c.Before {
 				r.t.Errorf("change %+v does not follow on revision %d", c, r.revision-1)
 			}
-			if r.seen[uid] = c.After; c.After == nil {
+			r.seen[uid] = c.After
+			if c.After == nil {
 				delete(r.seen, uid)
 			}
 		}

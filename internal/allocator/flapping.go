@@ -272,7 +272,8 @@ func (a *Allocator) suspendLocked(now time.Time, recalled bool) (next time.Time)
 				a.journal(device.VerbResume, "the suspension has ended", c.Name())
 			}
 		}
-		if a.suspended[r] = all[r]; len(all[r]) == 0 {
+		a.suspended[r] = all[r]
+		if len(all[r]) == 0 {
 			delete(a.suspended, r)
 		}
 		a.cordonsChangedLocked([]device.Cordon{{Resource: r}})

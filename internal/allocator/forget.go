@@ -108,7 +108,8 @@ func (a *Allocator) usedByLocked(r device.ResourceName) []device.Pod {
 	if resource := a.ledger.Resources[r]; resource != nil {
 		for id := range resource.Taken() {
 			for uid := range a.holdersLocked(r, id) {
-				if users[uid] = (device.Pod{UID: uid}); a.pods[uid] != nil {
+				users[uid] = device.Pod{UID: uid}
+				if a.pods[uid] != nil {
 					users[uid] = a.pods[uid].demand.Pod
 				}
 			}

@@ -65,7 +65,8 @@ func (a *Allocator) recallStallLocked(p *pod, s device.Stall) {
 	if s.Boot != a.cfg.Boot {
 		return
 	}
-	if p.stall = s; s.Since.After(p.bound) { // the clock has been set back
+	p.stall = s
+	if s.Since.After(p.bound) { // the clock has been set back
 		p.stall.Since = p.bound
 	}
 }

@@ -104,7 +104,8 @@ func TestGiveUp_OthersHaveTheDevices_TimeStandsStill(t *testing.T) {
 		r.after(2 * time.Second)
 		r.expectGiven("b given up after 1h0m0s: NotEnoughDevices")
 		r.plugins.stock(gpu, 2)
-		if synctest.Wait(); r.plugins.still() {
+		synctest.Wait()
+		if r.plugins.still() {
 			t.Error("it will be evicted though others have the devices")
 		}
 	}, patient)

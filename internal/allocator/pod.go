@@ -254,7 +254,8 @@ func (a *Allocator) editLocked(p *pod, edit func(*device.PodDemand)) {
 // addLocked adds a pod to memory.
 func (a *Allocator) addLocked(p *pod) {
 	uid := p.demand.Pod.UID
-	if a.pods[uid] = p; p.demand.Local {
+	a.pods[uid] = p
+	if p.demand.Local {
 		a.locals[uid] = p
 	}
 }

@@ -80,7 +80,8 @@ func TestRefused_HostLacksAllDevices_PausesDouble(t *testing.T) {
 	}
 	for _, other := range []bool{false, true} {
 		n := calls(other)
-		if t.Logf("calls of Allocate in each minute: %v", n); n[0] > 6 || slices.Max(n[1:]) > 2 {
+		t.Logf("calls of Allocate in each minute: %v", n)
+		if n[0] > 6 || slices.Max(n[1:]) > 2 {
 			t.Errorf("another container fails: %v: Allocate was called %v times in the minutes after the first refusal", other, n)
 		}
 	}

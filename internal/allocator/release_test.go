@@ -52,7 +52,8 @@ func (w *world) unheard(dice *rand.Rand) {
 			if len(w.bound) < 8 {
 				named++
 				d := pod(fmt.Sprintf("p%03d", named), app(gpu, 1+dice.IntN(2)))
-				if w.bound = append(w.bound, d); !away {
+				w.bound = append(w.bound, d)
+				if !away {
 					w.now().Bind(d)
 				}
 			}

@@ -168,7 +168,8 @@ func TestStampsDuringAnAttempt(t *testing.T) {
 				r.plugins.stock(gpu, 2)
 				gate := make(chan struct{})
 				r.plugins.answers(func(_ context.Context, p device.Pod, _ device.ResourceName) error {
-					if <-gate; test.fails && p.Name == "a" {
+					<-gate
+					if test.fails && p.Name == "a" {
 						return errPlugin
 					}
 					return nil

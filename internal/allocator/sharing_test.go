@@ -94,7 +94,8 @@ func TestSharing_WhileThePluginIsAsked_TheOthersWait(t *testing.T) {
 		failures := 1
 		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error {
 			time.Sleep(5 * time.Second)
-			if failures--; failures >= 0 {
+			failures--
+			if failures >= 0 {
 				return errPlugin
 			}
 			return nil
@@ -258,7 +259,8 @@ func TestSharing_LastPodEndsWhileAnotherFailsToJoin_DeviceIsReleasedFirst(t *tes
 	run(t, func(r *harness) {
 		failures := 1
 		r.slowJoin(func() error {
-			if failures--; failures >= 0 {
+			failures--
+			if failures >= 0 {
 				return errPlugin
 			}
 			return nil

@@ -87,7 +87,8 @@ func (f *File) spec(boot string, hook Hook) (*specs.Spec, error) {
 	mode, root := fs.FileMode(0o666), uint32(0)
 	null.FileMode, null.UID, null.GID = &mode, &root, &root
 	if len(f.Grant.Names) > 0 {
-		if s.Annotations[namesKey], err = ascii(f.Grant.Names); err != nil {
+		s.Annotations[namesKey], err = ascii(f.Grant.Names)
+		if err != nil {
 			return nil, err
 		}
 	}

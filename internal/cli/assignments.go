@@ -24,7 +24,8 @@ func newAssignmentsCommand() *cobra.Command {
 			request := &adminv1.ListAssignmentsRequest{}
 			if len(args) > 0 {
 				var err error
-				if request.Namespace, request.Name, err = splitPod(args[0]); err != nil {
+				request.Namespace, request.Name, err = splitPod(args[0])
+				if err != nil {
 					return err
 				}
 			}

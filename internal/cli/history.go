@@ -66,7 +66,8 @@ func historyRequest(cmd *cobra.Command) (*adminv1.ListHistoryRequest, error) {
 	}
 	if pod := flagValue(cmd.Flags().GetString, "pod"); pod != "" {
 		var err error
-		if request.Namespace, request.Name, err = splitPod(pod); err != nil {
+		request.Namespace, request.Name, err = splitPod(pod)
+		if err != nil {
 			return nil, err
 		}
 	}

@@ -64,7 +64,8 @@ func TestHistoryRequest(t *testing.T) {
 		}
 	}
 	var got bytes.Buffer
-	if showHistory(&got, &adminv1.ListHistoryResponse{}, noon); got.String() != "No matching entries.\n" {
+	showHistory(&got, &adminv1.ListHistoryResponse{}, noon)
+	if got.String() != "No matching entries.\n" {
 		t.Errorf("got %q", got.String())
 	}
 }
@@ -82,7 +83,8 @@ func TestShowActions(t *testing.T) {
 		}
 	}
 	got.Reset()
-	if showActions(&got, nil, someUser); got.String() != "No such action is recorded.\n" {
+	showActions(&got, nil, someUser)
+	if got.String() != "No such action is recorded.\n" {
 		t.Errorf("got %q", got.String())
 	}
 	if name := userName(0); name != "root" {

@@ -151,7 +151,8 @@ func TestNothingToShow(t *testing.T) {
 		"No container has devices.\n":                         func(to *bytes.Buffer) { showAssignments(to, &adminv1.ListAssignmentsResponse{}, noon) },
 	} {
 		var got bytes.Buffer
-		if show(&got); !strings.HasSuffix(got.String(), want) {
+		show(&got)
+		if !strings.HasSuffix(got.String(), want) {
 			t.Errorf("got %q, want %q", got.String(), want)
 		}
 	}

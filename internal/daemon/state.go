@@ -21,11 +21,13 @@ import (
 // addState reads what may end the start with a message, and opens the state file and the history.
 func (d *daemon) addState() (err error) {
 	if d.config.Kubernetes.Mode != config.NoCluster {
-		if d.api, err = kube.Connect(d.config.Kubernetes.Kubeconfig, version.Get().Version); err != nil {
+		d.api, err = kube.Connect(d.config.Kubernetes.Kubeconfig, version.Get().Version)
+		if err != nil {
 			return err
 		}
 	}
-	if d.bootID, err = boot.ID(); err != nil {
+	d.bootID, err = boot.ID()
+	if err != nil {
 		return err
 	}
 	allowed, err := rulesOf(d.config.Plugins, d.logFor("pluginrules"))
@@ -35,7 +37,8 @@ func (d *daemon) addState() (err error) {
 	if _, err := shareddir.Make(d.config.RunDir, 0o755); err != nil { // regardless of the umask: other users pass through to the sockets below
 		return fmt.Errorf("making runDir: %w", err)
 	}
-	if d.stateFile, d.known, err = store.Recover(store.Config{Dir: d.config.StateDir, Log: d.logFor("store"), Metrics: d.metrics}); err != nil {
+	d.stateFile, d.known, err = store.Recover(store.Config{Dir: d.config.StateDir, Log: d.logFor("store"), Metrics: d.metrics})
+	if err != nil {
 		return err
 	}
 	d.historyFile, d.open = store.OpenHistory(d.stateFile)

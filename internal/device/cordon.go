@@ -118,7 +118,8 @@ func (cs Cordons) clone(devices []Cordon) {
 			continue
 		}
 		own[d.Resource] = true
-		if cs[d.Resource] = maps.Clone(cs[d.Resource]); cs[d.Resource] == nil {
+		cs[d.Resource] = maps.Clone(cs[d.Resource])
+		if cs[d.Resource] == nil {
 			cs[d.Resource] = map[ID]Cordon{}
 		}
 	}

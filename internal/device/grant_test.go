@@ -68,10 +68,12 @@ func TestGrantCheck_Size(t *testing.T) {
 		},
 	} {
 		g := base
-		if with(&g, left); g.Size() != device.MaxGrant || g.Check() != nil {
+		with(&g, left)
+		if g.Size() != device.MaxGrant || g.Check() != nil {
 			t.Errorf("%s: a grant of %d bytes: %v", field, g.Size(), g.Check())
 		}
-		if with(&g, left+1); g.Size() != device.MaxGrant+1 {
+		with(&g, left+1)
+		if g.Size() != device.MaxGrant+1 {
 			t.Errorf("%s: a grant of %d bytes", field, g.Size())
 		}
 		if err := g.Check(); err == nil || !strings.Contains(err.Error(), field) || len(err.Error()) > 1000 {

@@ -299,7 +299,8 @@ func (c *Claims) readPod(ctx context.Context, pod device.PodDemand, names []stri
 		return
 	}
 	p.learn(got)
-	if p.problem = ""; err != nil {
+	p.problem = ""
+	if err != nil {
 		p.problem, p.due = err.Error(), time.Now().Add(p.tries.Next())
 	}
 	c.rebindLocked(p)
@@ -357,7 +358,8 @@ func (c *Claims) look() {
 // rebindLocked binds a pod again if more is known of its claims.
 func (c *Claims) rebindLocked(p *claimingPod) {
 	before := p.resolved
-	if c.resolveLocked(p); !before.Equal(p.resolved) {
+	c.resolveLocked(p)
+	if !before.Equal(p.resolved) {
 		c.Sink.Bind(p.resolved)
 		close(c.changed)
 		c.changed = make(chan struct{})

@@ -84,7 +84,8 @@ func (n *node) touch(r device.ResourceName, i int, f func(*device.DeviceStatus))
 
 func (n *node) cordon(r device.ResourceName, i int, on bool) {
 	n.touch(r, i, func(d *device.DeviceStatus) {
-		if d.Cordon, d.State = nil, device.StateFree; on {
+		d.Cordon, d.State = nil, device.StateFree
+		if on {
 			d.Cordon, d.State = &device.Cordon{}, device.StateCordoned
 		}
 	})

@@ -106,7 +106,8 @@ func (o *Offering) countLocked(r device.ResourceName, n int) {
 		}
 	}
 	o.over[r] = n > o.MaxDevices || sum > max(fewPools, 8*Pools(o.MaxDevices))
-	if delete(o.pools, r); !o.over[r] {
+	delete(o.pools, r)
+	if !o.over[r] {
 		o.pools[r] = Pools(n)
 	}
 }

@@ -159,7 +159,8 @@ func TestPublish_PluginChangesItsWordAllTheTime_PausesGrow(t *testing.T) {
 		"health": func(d *device.DeviceStatus, on bool) { d.Healthy = on },
 		"list":   func(d *device.DeviceStatus, on bool) { d.Listed = on },
 		"NUMA nodes": func(d *device.DeviceStatus, on bool) {
-			if d.NUMA = nil; on {
+			d.NUMA = nil
+			if on {
 				d.NUMA = []int{1}
 			}
 		},
@@ -750,7 +751,8 @@ func slicedRemoved(t *testing.T) {
 		}
 		api.Refuse(nil)
 		for range 11 { // ten are the longest pause between two attempts
-			if at(time.Second); len(shows(api)) > 0 {
+			at(time.Second)
+			if len(shows(api)) > 0 {
 				break
 			}
 		}

@@ -45,7 +45,8 @@ func (c *Claims) countLocked(p *claimingPod, uses int) {
 	more, of := uses-p.uses, p.demand.Pod.Namespace
 	p.uses = uses
 	c.uses += more
-	if c.usesOf[of] += more; c.usesOf[of] == 0 {
+	c.usesOf[of] += more
+	if c.usesOf[of] == 0 {
 		delete(c.usesOf, of)
 	}
 }

@@ -197,7 +197,8 @@ func place(devices []device.DeviceStatus, saved, placed map[device.ID]int) (now,
 			continue
 		}
 		now[id] = k
-		if save[id] = k; k == 0 {
+		save[id] = k
+		if k == 0 {
 			delete(save, id)
 		}
 	}

@@ -295,7 +295,8 @@ func TestPlace_RandomLists(t *testing.T) {
 				if !there {
 					continue
 				}
-				if sizes[k]++; sizes[k] > poolSize {
+				sizes[k]++
+				if sizes[k] > poolSize {
 					t.Fatalf("seed %d, step %d: pool %d is too large", seed, step, k)
 				}
 				if was, also := before[d.ID]; also && was != k {

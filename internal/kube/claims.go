@@ -50,7 +50,8 @@ func ClaimRights(ctx context.Context, c Client, node, driver string, pods []core
 		return ClaimAccess{}, fmt.Errorf("asking for %s: %w", resourceapi.SchemeGroupVersion, err)
 	}
 	a.Served = true
-	if a.Rights, err = claimRights(ctx, c, node, driver, pods); err != nil {
+	a.Rights, err = claimRights(ctx, c, node, driver, pods)
+	if err != nil {
 		return ClaimAccess{}, err
 	}
 	a.Classes, a.ClassesErr = classes(ctx, c)

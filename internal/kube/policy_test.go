@@ -94,7 +94,8 @@ func TestRelease_Run(t *testing.T) {
 						case strings.HasSuffix(r.URL.Path, "v1beta1"):
 							return http.StatusNotFound
 						}
-						if asked++; asked < 3 {
+						asked++
+						if asked < 3 {
 							return http.StatusInternalServerError
 						}
 						return last

@@ -72,7 +72,8 @@ func (m *moderator) moderate(c condition, at time.Time) (wanted condition, due t
 	case s.bad:
 		s.lasted += at.Sub(s.last)
 	}
-	if s.bad = !c.True; s.bad {
+	s.bad = !c.True
+	if s.bad {
 		s.last, s.worst = at, c
 	}
 	switch lasting := s.lasted >= patienceOf(c.Type); {

@@ -87,7 +87,8 @@ func TestModerator_Flaps(t *testing.T) {
 	s.plays(fine, time.Minute)
 	s.plays(broken, time.Second)
 	s.plays(fine, time.Minute)
-	if s.shows(fine); s.writes != 1 {
+	s.shows(fine)
+	if s.writes != 1 {
 		t.Errorf("%d writes, want the first only", s.writes)
 	}
 	for range 1000 {
@@ -96,7 +97,8 @@ func TestModerator_Flaps(t *testing.T) {
 	}
 	s.shows(broken)
 	s.plays(fine, time.Minute)
-	if s.shows(fine); s.writes != 3 {
+	s.shows(fine)
+	if s.writes != 3 {
 		t.Errorf("%d writes for a device that flapped, want 2", s.writes-1)
 	}
 }
@@ -169,7 +171,8 @@ func TestModerator_BlipsFarApart_AreNotShown(t *testing.T) {
 		s.now = s.now.Add(time.Hour)
 	}
 	s.plays(fine, time.Minute)
-	if s.shows(fine); s.writes != 1 {
+	s.shows(fine)
+	if s.writes != 1 {
 		t.Errorf("%d writes, want the first only", s.writes)
 	}
 }

@@ -150,7 +150,8 @@ func (s nodeState) lacks(want quantities) (left int) {
 func patch(next quantities) ([]byte, error) {
 	list := map[device.ResourceName]any{}
 	for r, n := range next {
-		if list[r] = nil; n != nil {
+		list[r] = nil
+		if n != nil {
 			list[r] = strconv.Itoa(*n)
 		}
 	}

@@ -83,7 +83,8 @@ func (d *decider) decide(s situation, now time.Time) decision {
 			d.withdrawn[r] = now
 		}
 	}
-	if out.patch = patch; len(patch) == 0 {
+	out.patch = patch
+	if len(patch) == 0 {
 		out.again = loops.Earliest(now.Add(rest), again)
 	}
 	return out

@@ -261,7 +261,8 @@ func TestDecide(t *testing.T) {
 					after.capacity, after.allocatable = map[device.ResourceName]int{}, map[device.ResourceName]int{}
 				}
 				for r, n := range got.patch {
-					if delete(after.capacity, r); n != nil {
+					delete(after.capacity, r)
+					if n != nil {
 						after.capacity[r], after.allocatable[r] = *n, *n
 					} else {
 						delete(after.allocatable, r)

@@ -425,7 +425,8 @@ func aNumberFalls(t *testing.T, meanwhile func(*view), ends bool, finally int, p
 	if n, shown := p.Shown("a.example/gpu"); n != 2 || !shown {
 		t.Errorf("of the number that is off the Node Shown says %d, %v; want the one that follows", n, shown)
 	}
-	if meanwhile(v); ends {
+	meanwhile(v)
+	if ends {
 		stop()
 	}
 	untilShows(t, api, map[string]string{"a.example/gpu": fmt.Sprintf("%d/%[1]d", finally)})

@@ -67,7 +67,8 @@ func (s *stabilizer) next(want int, now time.Time) (number int, again time.Time)
 	for len(s.highs) > 0 && !now.Before(s.highs[0].until.Add(s.window)) {
 		s.highs = s.highs[1:]
 	}
-	if s.number = s.want; len(s.highs) > 0 {
+	s.number = s.want
+	if len(s.highs) > 0 {
 		s.number = s.highs[0].number
 	}
 	return s.next(want, now)

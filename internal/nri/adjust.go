@@ -343,7 +343,8 @@ const fieldSize = 6
 
 // take counts an entry before it is added, and returns a refusal if the limit is exceeded.
 func (d *adjustment) take(what string, bytes int) error {
-	if d.left -= bytes + fieldSize; d.left < 0 {
+	d.left -= bytes + fieldSize
+	if d.left < 0 {
 		return device.Refuse(device.PluginError, nil,
 			"the device plugins' answers add more than %d bytes to the container's specification, at a %s: a device plugin grants too much", maxAdded, what)
 	}

@@ -52,7 +52,8 @@ type limited struct {
 }
 
 func (l *limited) WriteString(s string) (int, error) {
-	if l.left -= len(s); l.left < 0 {
+	l.left -= len(s)
+	if l.left < 0 {
 		return 0, errTooLong
 	}
 	return l.text.WriteString(s)

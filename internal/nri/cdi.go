@@ -156,7 +156,8 @@ func cdiSpecs(dirs, names []string) iter.Seq[cdiSpec] {
 				if ext := filepath.Ext(f.Name()); f.IsDir() || ext != ".json" && ext != ".yaml" || cdi.IsFile(f.Name()) {
 					continue
 				}
-				if left--; left < 0 {
+				left--
+				if left < 0 {
 					break
 				}
 				if spec, ok := readSpec(filepath.Join(dir, f.Name()), names); ok && !yield(spec) {

@@ -45,7 +45,8 @@ func (p *plugin) Synchronize(_ context.Context, listed []*api.PodSandbox, contai
 		pod := pods[c.GetPodSandboxId()]
 		r := running(pod, c)
 		present.addID(string(r.Container.Pod), c.GetPodSandboxId(), "") // the runtime may leave out a sandbox that it cannot reach
-		if r.Stamp, r.Digests = stamped(c.GetAnnotations(), &expandable); r.Stamp == nil && r.Digests == nil {
+		r.Stamp, r.Digests = stamped(c.GetAnnotations(), &expandable)
+		if r.Stamp == nil && r.Digests == nil {
 			r.Stamp = p.alone(c, r.Container)
 		}
 		if at := c.GetCreatedAt(); at > 0 {

@@ -88,7 +88,8 @@ func hostDevicesAt(hostPath string) (hostDevices, error) {
 	}
 	entries := 0
 	err = filepath.WalkDir(path, func(at string, entry fs.DirEntry, err error) error {
-		switch entries++; {
+		entries++
+		switch {
 		case err != nil:
 			return err
 		case entries > maxEntries:

@@ -110,7 +110,8 @@ func (l *hostChecks) join(source string, f func() (any, error)) (one *hostCheck,
 		return one, 0
 	}
 	if one := l.late[source]; one != nil && l.owner != "" { // not for a proof
-		if delete(l.late, source); time.Since(one.ended) < keepsLate {
+		delete(l.late, source)
+		if time.Since(one.ended) < keepsLate {
 			return one, 0
 		}
 	}
@@ -137,7 +138,8 @@ func (l *hostChecks) join(source string, f func() (any, error)) (one *hostCheck,
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			delete(l.underway, source)
-			if one.ended = time.Now(); one.waiting == 0 && one.err == nil && strings.HasPrefix(source, mountSource) {
+			one.ended = time.Now()
+			if one.waiting == 0 && one.err == nil && strings.HasPrefix(source, mountSource) {
 				l.keepLocked(source, one)
 			}
 			close(one.done)

@@ -212,7 +212,8 @@ func (c *sharedCall[T]) run() {
 		r := c.next
 		c.next = nil
 		c.mu.Unlock()
-		if r.err = err; err == nil {
+		r.err = err
+		if err == nil {
 			ctx, cancel := context.WithTimeout(c.ctx, kubeletTimeout)
 			r.value, r.err = c.call(ctx)
 			// The call's own time counts: requests may have come late, or have a short timeout because the kubelet was slow before.

@@ -162,7 +162,8 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	if s.cfg.KubeletSocket != "" {
 		var err error
-		if s.kubelet, err = newKubelet(ctx, &s.work, paths, s.self, s.metrics.gaps, s.log); err != nil {
+		s.kubelet, err = newKubelet(ctx, &s.work, paths, s.self, s.metrics.gaps, s.log)
+		if err != nil {
 			return fmt.Errorf("PodResources: %w", err)
 		}
 		defer s.kubelet.conn.Close()

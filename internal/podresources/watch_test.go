@@ -42,7 +42,8 @@ func follow(t *testing.T, ctx context.Context, c podresourcesv1.PodResourcesServ
 func (f *follower) again(ctx context.Context, c podresourcesv1.PodResourcesServiceClient, resume string) {
 	f.t.Helper()
 	var err error
-	if f.stream, err = c.Watch(ctx, &podresourcesv1.WatchRequest{Resume: resume}); err != nil {
+	f.stream, err = c.Watch(ctx, &podresourcesv1.WatchRequest{Resume: resume})
+	if err != nil {
 		f.t.Fatal(err)
 	}
 }

@@ -324,7 +324,8 @@ func claimsOf(p *corev1.Pod, c *corev1.Container, named map[string]string) (all 
 func claimNames(p *corev1.Pod) map[string]string {
 	all := make(map[string]string, len(p.Spec.ResourceClaims))
 	for _, one := range p.Status.ResourceClaimStatuses {
-		if all[one.Name] = ""; one.ResourceClaimName != nil {
+		all[one.Name] = ""
+		if one.ResourceClaimName != nil {
 			all[one.Name] = *one.ResourceClaimName
 		}
 	}

@@ -200,7 +200,8 @@ func TestClaimsOf_ExtendedResources_BothNamesLeadToTheClaim(t *testing.T) {
 	}
 	got := map[string][]device.ClaimUse{}
 	for _, d := range seen.demand.Demands {
-		if got[d.Container.Name] = d.Claims; len(d.Wants) > 0 {
+		got[d.Container.Name] = d.Claims
+		if len(d.Wants) > 0 {
 			t.Errorf("container %s requests %v besides", d.Container.Name, d.Wants)
 		}
 	}

@@ -122,7 +122,8 @@ func (s *store) shownLocked(e *entry, was entry) bool {
 // holdLocked keeps a pod that does not count, if there is room.
 func (s *store) holdLocked(e entry) {
 	s.unholdLocked(e.demand.Pod)
-	if e.size = size(e.demand); s.mirrors+e.size > maxMirrorsSize {
+	e.size = size(e.demand)
+	if s.mirrors+e.size > maxMirrorsSize {
 		s.left[e.demand.Pod] = true
 		return
 	}

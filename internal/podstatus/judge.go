@@ -68,7 +68,8 @@ func judge(p *device.PodStatus, counts string, shown device.ShownPod, h past, no
 		case now.Before(at):
 			due = loops.Earliest(due, at)
 		default:
-			if c.Since = now; is.Status == c.Status {
+			c.Since = now
+			if is.Status == c.Status {
 				c.Since = is.Since
 			}
 			write = append(write, c)

@@ -218,7 +218,8 @@ func (p *Publisher) write(ctx context.Context, c *change) {
 		r.retry.Reset()
 		p.retry.Reset()
 		p.patches.WithLabelValues("ok").Inc()
-		if p.refused.Store(false); p.failed != nil {
+		p.refused.Store(false)
+		if p.failed != nil {
 			p.cfg.Log.Info("pod conditions published again")
 		}
 		p.written, p.failed, p.until = true, nil, time.Time{}

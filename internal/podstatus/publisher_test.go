@@ -121,7 +121,8 @@ func (n *node) shows(name string, want ...string) {
 		}
 	}
 	slices.Sort(got)
-	if slices.Sort(want); !slices.Equal(got, want) {
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
 		n.t.Errorf("pod %s shows %q, want %q", name, got, want)
 	}
 }
@@ -479,7 +480,8 @@ func TestConditions_TextIsNoUTF8_OneWrite(t *testing.T) {
 		n.create("a", 1)
 		n.after(10 * time.Minute)
 		before := n.server.Requests("conditions")
-		if n.after(time.Hour); n.server.Requests("conditions") != before {
+		n.after(time.Hour)
+		if n.server.Requests("conditions") != before {
 			t.Errorf("%d writes in an hour without a change", n.server.Requests("conditions")-before)
 		}
 	})

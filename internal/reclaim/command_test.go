@@ -73,7 +73,8 @@ func TestCommand_SeveralRuns_AllAreRepeated(t *testing.T) {
 		}
 		w, n := &world{}, 0
 		w.outcome = func(string) (units.Outcome, error) {
-			if n++; n == 2 {
+			n++
+			if n == 2 {
 				return units.Outcome{Code: 75}, nil
 			}
 			return units.Outcome{}, nil

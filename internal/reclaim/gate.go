@@ -567,7 +567,8 @@ func (g *Gate) runLocked(ctx context.Context, p *proof) {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		delete(g.commands, r)
-		if g.running[uid]--; g.running[uid] == 0 {
+		g.running[uid]--
+		if g.running[uid] == 0 {
 			delete(g.running, uid)
 		}
 		p.running = false

@@ -719,7 +719,8 @@ func TestRun_CommandsOfAnEarlierProcess_AreEndedFirst(t *testing.T) {
 		expect(t, g, gone("b", gpu, 2), "free")
 		expect(t, g, gone("d", nic, 3), "release.command of vendor.example/nic is due")
 		time.Sleep(time.Hour)
-		if expect(t, g, gone("d", nic, 3), "free"); g.Running("c") {
+		expect(t, g, gone("d", nic, 3), "free")
+		if g.Running("c") {
 			t.Error("the command for c has ended")
 		}
 	})

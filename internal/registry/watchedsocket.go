@@ -126,7 +126,8 @@ func (c *watchedSocket) call(ctx context.Context) (*registration, error) {
 func (c *watchedSocket) take(ctx context.Context, plugin watcherapi.RegistrationClient) (*registration, error) {
 	r := c.registry
 	id := c.id
-	if c.id = 0; id == 0 {
+	c.id = 0
+	if id == 0 {
 		id = r.nextNumber()
 	}
 	asking, cancel := context.WithTimeout(ctx, infoTimeout)

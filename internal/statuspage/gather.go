@@ -35,20 +35,25 @@ type answers struct {
 // gather makes one call after the other. Each answer is consistent in itself; a change between two of them leads to the next
 // page.
 func gather(ctx context.Context, from Source) (a answers, err error) {
-	if a.status, err = from.GetStatus(ctx, &adminv1.GetStatusRequest{}); err != nil {
+	a.status, err = from.GetStatus(ctx, &adminv1.GetStatusRequest{})
+	if err != nil {
 		return a, fmt.Errorf("asking for the status: %w", err)
 	}
-	if a.plugins, err = from.ListPlugins(ctx, &adminv1.ListPluginsRequest{}); err != nil {
+	a.plugins, err = from.ListPlugins(ctx, &adminv1.ListPluginsRequest{})
+	if err != nil {
 		return a, fmt.Errorf("asking for the plugins: %w", err)
 	}
-	if a.devices, err = from.ListDevices(ctx, &adminv1.ListDevicesRequest{}); err != nil {
+	a.devices, err = from.ListDevices(ctx, &adminv1.ListDevicesRequest{})
+	if err != nil {
 		return a, fmt.Errorf("asking for the devices: %w", err)
 	}
-	if a.holds, err = from.ListAssignments(ctx, &adminv1.ListAssignmentsRequest{}); err != nil {
+	a.holds, err = from.ListAssignments(ctx, &adminv1.ListAssignmentsRequest{})
+	if err != nil {
 		return a, fmt.Errorf("asking for the assignments: %w", err)
 	}
 	// Open spans have the beginnings of the current assignments. The page can do without them.
-	if a.spans, err = from.ListHistory(ctx, &adminv1.ListHistoryRequest{Since: durationpb.New(0)}); err != nil {
+	a.spans, err = from.ListHistory(ctx, &adminv1.ListHistoryRequest{Since: durationpb.New(0)})
+	if err != nil {
 		a.spans = &adminv1.ListHistoryResponse{}
 	}
 	for _, w := range a.status.Waiting[:min(len(a.status.Waiting), maxWaits)] {

@@ -554,9 +554,13 @@ func TestSlowMaking(t *testing.T) {
 	var both sync.WaitGroup
 	for range 2 {
 		both.Go(func() {
-			if answer, err := http.Get("http://" + address + "/"); err != nil {
+			answer, err := http.Get("http://" + address + "/")
+			if err != nil {
 				t.Error(err)
-			} else if answer.Body.Close(); answer.StatusCode != http.StatusOK {
+				return
+			}
+			answer.Body.Close()
+			if answer.StatusCode != http.StatusOK {
 				t.Error(answer.Status)
 			}
 		})

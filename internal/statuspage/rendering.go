@@ -73,7 +73,8 @@ func (p *Page) make(ctx context.Context, done chan struct{}) (l *rendering, err 
 		return nil, fmt.Errorf("describing the page: %w", err)
 	}
 	l = &rendering{tag: hex.EncodeToString(sum(string(text))[:8]), updated: moved}
-	if l.body, err = render(m, l.tag); err != nil {
+	l.body, err = render(m, l.tag)
+	if err != nil {
 		return nil, err
 	}
 	l.made = time.Now()

@@ -59,7 +59,8 @@ func (f *file) openFile() (opened, error) {
 	o := opened{file: fileIdentity{title: f.schema.title, path: f.path}, sum: found.sum}
 	with := f.schema.options()
 	with.OpenFile = o.file.open
-	if o.db, err = bolt.Open(f.path, 0o600, with); err != nil {
+	o.db, err = bolt.Open(f.path, 0o600, with)
+	if err != nil {
 		return opened{}, fmt.Errorf("opening the %s %s: %w", f.schema.title, f.path, err)
 	}
 	if known := f.schema.version(); found.version < known {
@@ -239,7 +240,8 @@ func (o *fileIdentity) open(path string, flag int, mode os.FileMode) (*os.File, 
 	if err != nil {
 		return nil, err
 	}
-	if o.info, err = f.Stat(); err != nil {
+	o.info, err = f.Stat()
+	if err != nil {
 		f.Close()
 		return nil, err
 	}

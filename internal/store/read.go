@@ -74,7 +74,8 @@ func (s *Store) State() (State, error) {
 
 // readState reads the content of an open file.
 func readState(db *bolt.DB, path string, log *slog.Logger) (b State, err error) {
-	if b.Pods, err = readPods(db); err == nil {
+	b.Pods, err = readPods(db)
+	if err == nil {
 		b.Plugins, err = readPlugins(db, log)
 	}
 	if err == nil {

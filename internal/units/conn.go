@@ -29,7 +29,8 @@ var errLost = errors.New("the connection to systemd has ended")
 func (s Systemd) connect(ctx context.Context) (*conn, error) {
 	c := &conn{signals: make(chan *godbus.Signal, 64), limit: cmp.Or(s.Limit, callLimit)}
 	var err error
-	if c.Conn, err = godbus.Dial("unix:path="+cmp.Or(s.Socket, private), godbus.WithContext(ctx)); err != nil {
+	c.Conn, err = godbus.Dial("unix:path="+cmp.Or(s.Socket, private), godbus.WithContext(ctx))
+	if err != nil {
 		return nil, fmt.Errorf("systemd does not answer: %w", err)
 	}
 	c.Signal(c.signals) // before the connection is read: none is missed, nor is its end
@@ -204,7 +205,8 @@ func (c *conn) follow(unit string, stop <-chan struct{}, last *state) error {
 				continue
 			}
 			if now.active == failed {
-				if last.down, err = c.shutsDown(); err != nil {
+				last.down, err = c.shutsDown()
+				if err != nil {
 					return err
 				}
 				_ = c.manager("ResetFailedUnit", unit).Err // systemd forgets it; if this fails, the next Run does it

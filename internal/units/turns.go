@@ -92,10 +92,12 @@ func (t *Turns) countLocked(plugin Plugin, change int) {
 		t.pods, t.running = map[string]int{}, map[Plugin]int{}
 	}
 	t.all += change
-	if t.pods[plugin.Pod] += change; t.pods[plugin.Pod] == 0 {
+	t.pods[plugin.Pod] += change
+	if t.pods[plugin.Pod] == 0 {
 		delete(t.pods, plugin.Pod)
 	}
-	if t.running[plugin] += change; t.running[plugin] == 0 {
+	t.running[plugin] += change
+	if t.running[plugin] == 0 {
 		delete(t.running, plugin)
 	}
 }

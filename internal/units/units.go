@@ -150,7 +150,8 @@ func (s Systemd) retry(ctx context.Context, f func(*conn) error) error {
 		if err == nil {
 			return nil
 		}
-		if pause.Wait(ctx); ctx.Err() != nil {
+		pause.Wait(ctx)
+		if ctx.Err() != nil {
 			return err
 		}
 	}

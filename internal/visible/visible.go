@@ -24,7 +24,8 @@ func Short(s string, most int) string {
 	var b strings.Builder
 	n := 0
 	for _, r := range s { // a byte that is not UTF-8 is U+FFFD here
-		if n++; n > most {
+		n++
+		if n > most {
 			return b.String() + "…"
 		}
 		switch {

@@ -79,7 +79,8 @@ func (a aged) ListDevices(ctx context.Context, r *adminv1.ListDevicesRequest) (*
 func (a aged) ListPlugins(ctx context.Context, r *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error) {
 	l, err := a.Server.ListPlugins(ctx, r)
 	for _, p := range l.GetPlugins() {
-		if p.Since = ago(26 * time.Hour); p.State != device.Serving.String() {
+		p.Since = ago(26 * time.Hour)
+		if p.State != device.Serving.String() {
 			p.Since = ago(ages["video/transcode-0"])
 		}
 	}

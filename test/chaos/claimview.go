@@ -80,7 +80,8 @@ func (v *claimView) look(ctx context.Context, now time.Time) {
 	byName := map[string]*resourceapi.ResourceClaim{}
 	for i := range claims.Items {
 		c := &claims.Items[i]
-		if byName[c.Name] = c; c.Status.Allocation != nil {
+		byName[c.Name] = c
+		if c.Status.Allocation != nil {
 			v.mu.Lock()
 			v.ids[c.Name] = results(c, "")
 			v.mu.Unlock()

@@ -41,7 +41,8 @@ func (w *world) settle(ctx context.Context, held bool) {
 		return // interrupted: nothing is known
 	}
 	m := readMood()
-	if w.kinds, w.ways = w.plan.step(), w.trials.step(); !w.offered {
+	w.kinds, w.ways = w.plan.step(), w.trials.step()
+	if !w.offered {
 		w.kinds, w.ways = nil, nil // pods with claims would wait for slices
 	}
 	if err := w.scheduled(ctx, settleLimit, func() (bool, string) { return w.allRun(ctx) }); err != nil {

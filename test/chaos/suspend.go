@@ -50,7 +50,8 @@ func (w *world) announcements(ctx context.Context) (map[string]suspension, error
 		s := suspension{seen: time.Now()}
 		if d.Cordon != nil {
 			if found := announced.FindStringSubmatch(d.Cordon.Reason); found != nil {
-				if s.until, err = time.Parse(time.RFC3339, found[1]); err != nil {
+				s.until, err = time.Parse(time.RFC3339, found[1])
+				if err != nil {
 					return nil, err
 				}
 			}

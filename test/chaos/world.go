@@ -126,7 +126,8 @@ func newWorld(ctx context.Context, o options) (*world, error) {
 	if err := errors.Join(os.MkdirAll(hostLibs, 0o755), Mood{}.write()); err != nil {
 		return nil, err
 	}
-	if w.hardware, err = makeDevices(); err != nil {
+	w.hardware, err = makeDevices()
+	if err != nil {
 		return nil, errors.Join(err, w.stop())
 	}
 	sockets := "/var/lib/kubelet/device-plugins"
@@ -186,7 +187,8 @@ func (w *world) startCluster(ctx context.Context, shape cluster.Options) error {
 // startNode starts devmgrd too. Its state file is on a disk of its own, which can be filled, and behind a gate.
 func (w *world) startNode(ctx context.Context, shape cluster.Options, self string) error {
 	var err error
-	if w.gate, err = newGate(gateSocket, stateFile); err != nil {
+	w.gate, err = newGate(gateSocket, stateFile)
+	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(node.StateDir, 0o700); err != nil {

@@ -79,7 +79,8 @@ func (s *story) betweenLogLines(ctx context.Context, from, to string) (time.Dura
 			return 0, err
 		}
 		stamp, _, _ := strings.Cut(strings.TrimPrefix(line, "time="), " ")
-		if at[i], err = time.Parse(time.RFC3339, stamp); err != nil {
+		at[i], err = time.Parse(time.RFC3339, stamp)
+		if err != nil {
 			return 0, fmt.Errorf("devmgrd's log: %w", err)
 		}
 	}

@@ -40,7 +40,8 @@ func TestHealth_DeviceFailsUnderPod_OwnerIsInformed(t *testing.T) {
 			r.says("devices", held, "failed 1 times in the last hour")
 			if policy == "event" {
 				r.says("devices", held, "assigned", "failed 1 times in the last hour", "unhealthy")
-				if r.says("explain default/holder", "ready", held); len(r.running("holder").Env) == 0 {
+				r.says("explain default/holder", "ready", held)
+				if len(r.running("holder").Env) == 0 {
 					t.Error("the holder is gone")
 				}
 			} else {

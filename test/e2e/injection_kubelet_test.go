@@ -177,7 +177,8 @@ func (b *pair) compareAlone(t *testing.T, all []twin) {
 			})
 		})
 		for _, c := range pods[name(g)].Status.ContainerStatuses {
-			if alone[c.Name] = c.State.Terminated != nil; !alone[c.Name] {
+			alone[c.Name] = c.State.Terminated != nil
+			if !alone[c.Name] {
 				waiting = append(waiting, c.Name)
 			}
 		}

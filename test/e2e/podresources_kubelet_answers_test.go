@@ -126,7 +126,8 @@ func resourceLines(at string, devices []*podresources.ContainerDevices, cpus []i
 	for _, d := range devices {
 		all = append(all, fmt.Sprintf("%sdevices %s %q near %s", at, d.ResourceName, d.DeviceIds, nearLine(d.Topology)))
 	}
-	if slices.Sort(cpus); len(cpus) > 0 {
+	slices.Sort(cpus)
+	if len(cpus) > 0 {
 		all = append(all, fmt.Sprintf("%scpus %v", at, cpus))
 	}
 	for _, m := range memory {

@@ -40,10 +40,12 @@ func StartNode(ctx context.Context, o NodeOptions) (_ *Node, err error) {
 			err = errors.Join(err, n.Stop())
 		}
 	}()
-	if n.Cluster, err = cluster.Start(ctx, tools, o.Cluster); err != nil {
+	n.Cluster, err = cluster.Start(ctx, tools, o.Cluster)
+	if err != nil {
 		return nil, err
 	}
-	if n.Machine, err = Start(ctx, o.Machine); err != nil {
+	n.Machine, err = Start(ctx, o.Machine)
+	if err != nil {
 		return nil, err
 	}
 	began := time.Now()

@@ -45,7 +45,8 @@ func TestLocksAndGoroutines_AreInInternals(t *testing.T) {
 			t.Errorf("%s has a sync.Mutex; use locks.Mutex, with a place", path)
 		}
 		for _, m := range placed.FindAllSubmatch(source, -1) {
-			if locks++; string(m[2]) != "Leaf" && !strings.Contains(lockTable, string(m[1])+"`") {
+			locks++
+			if string(m[2]) != "Leaf" && !strings.Contains(lockTable, string(m[1])+"`") {
 				t.Errorf("%s has the lock %s, which docs/internals.md lacks", path, m[1])
 			}
 		}

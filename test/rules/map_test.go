@@ -160,7 +160,8 @@ func TestTimes_InDocuments_AreMeasured(t *testing.T) {
 	for _, target := range []string{"check", "test", "e2e", "demo", "demo ACT=1"} {
 		cells := []string{seconds["make "+target], seconds["make "+target+", empty caches"]}
 		for i, c := range cells {
-			if cells[i] = c + " s"; c == "" {
+			cells[i] = c + " s"
+			if c == "" {
 				cells[i] = "not measured"
 			}
 		}

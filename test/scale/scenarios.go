@@ -173,7 +173,8 @@ func (f *fleet) settled(ctx context.Context) (time.Duration, error) {
 	began := time.Now()
 	for _, n := range f.nodes {
 		for n.ready() != nil {
-			if pause(ctx, 100*time.Millisecond); ctx.Err() != nil || time.Since(began) > 10*time.Minute {
+			pause(ctx, 100*time.Millisecond)
+			if ctx.Err() != nil || time.Since(began) > 10*time.Minute {
 				return 0, fmt.Errorf("node %s is not ready: %w", n.name, n.ready())
 			}
 		}
@@ -246,7 +247,8 @@ func (f *fleet) startPods(ctx context.Context) (string, error) {
 		if len(left.Items) == 0 {
 			break
 		}
-		if pause(ctx, 100*time.Millisecond); ctx.Err() != nil {
+		pause(ctx, 100*time.Millisecond)
+		if ctx.Err() != nil {
 			return "", ctx.Err()
 		}
 	}

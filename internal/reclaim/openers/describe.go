@@ -22,11 +22,13 @@ func describe(dir, pid int, buffer []byte) (Process, error) {
 		return p, err
 	}
 	p.Started, p.Command = s.started, s.command
-	if p.Cgroup, err = cgroup(dir, buffer); err != nil {
+	p.Cgroup, err = cgroup(dir, buffer)
+	if err != nil {
 		return p, err
 	}
 	p.Root = isRoot(dir, buffer)
-	if p.Executable, err = readLinkAt(dir, name("exe\x00"), buffer[:unix.PathMax-1]); err != nil {
+	p.Executable, err = readLinkAt(dir, name("exe\x00"), buffer[:unix.PathMax-1])
+	if err != nil {
 		return p, nil // none, or it may not be read: the other names have to do
 	}
 	var file unix.Statx_t

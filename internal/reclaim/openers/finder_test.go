@@ -399,7 +399,8 @@ func TestFind_PodBlocks_LaterProcessesAreSeen(t *testing.T) {
 		if err != nil || len(scan.Unknown) != 1 || by(discard{t}, scan, full, 5) != Mapped {
 			t.Errorf("%+v, %v", scan, err)
 		}
-		if f.mu.Lock(); len(f.blocked) != 1 {
+		f.mu.Lock()
+		if len(f.blocked) != 1 {
 			t.Errorf("%v block a thread", f.blocked)
 		}
 		f.mu.Unlock()

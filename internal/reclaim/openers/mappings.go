@@ -67,7 +67,8 @@ func (w *worker) passMappings(dir int, later bool) (mapped bool, err error) {
 			if end >= 0 {
 				line = rest[:end]
 			}
-			if w.lines++; w.lines%lines == 0 {
+			w.lines++
+			if w.lines%lines == 0 {
 				if err := w.spend(); err != nil {
 					return true, err
 				}

@@ -58,7 +58,8 @@ func newRecord(devices []Device) *record {
 
 func (r *record) addOpener(p Process, h hold) {
 	d := r.devices[h.device]
-	switch r.count[h.device]++; {
+	r.count[h.device]++
+	switch {
 	case r.count[h.device] <= r.limit:
 		r.scan.Openers = append(r.scan.Openers, Opener{d, p, h.how})
 	case !slices.Contains(r.scan.More, d):

@@ -102,7 +102,8 @@ func cpuTime(clock int32) time.Duration {
 // scan looks at all processes, and then at those that have started meanwhile: the last holder of a device may fork and exit. At the end it
 // looks again at those that it could not see in full: most of those that were exiting have ended, and memory that was changing rests.
 func (w *worker) scan() (err error) {
-	if w.root, err = unix.Open(w.finder.proc, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+	w.root, err = unix.Open(w.finder.proc, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
 		return fmt.Errorf("%s: %w", w.finder.proc, err)
 	}
 	defer unix.Close(w.root)
@@ -198,7 +199,8 @@ func (w *worker) process(pid int, last bool) (bool, error) {
 	}
 	w.pod = cgroups.PodOf(path)
 	left, unknown, blocks, slow := w.finder.share(w.record, w.pod)
-	switch w.left = left; {
+	w.left = left
+	switch {
 	case unknown:
 		return w.add(dir, nil, last)
 	case blocks:
@@ -225,7 +227,8 @@ func (w *worker) spend() error {
 	if w.files%ctxEvery == 0 && w.ctx.Err() != nil {
 		return w.ctx.Err()
 	}
-	if w.spent++; w.spent <= w.left {
+	w.spent++
+	if w.spent <= w.left {
 		return nil
 	}
 	reason := fmt.Sprintf("has more than %d files open or mapped", w.finder.maxFiles)

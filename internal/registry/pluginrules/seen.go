@@ -74,7 +74,8 @@ func (m *memory) note(resource device.ResourceName, ids []device.ID, g device.Gr
 			return
 		}
 		to[text] = pattern
-		if r.n++; r.n > ownNames {
+		r.n++
+		if r.n > ownNames {
 			m.further++
 		}
 	}

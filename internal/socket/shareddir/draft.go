@@ -86,7 +86,8 @@ func (d *Dir) Remove(name string) error {
 // removeAll removes a name in an open directory with everything below: at most left files, not deeper than depth, without following
 // links.
 func removeAll(dir int, name string, depth int, left *int) error {
-	if *left--; *left < 0 {
+	*left--
+	if *left < 0 {
 		return unix.ENOTEMPTY
 	}
 	err := unix.Unlinkat(dir, name, 0)

@@ -22,7 +22,8 @@ type Entry struct {
 func newEntry(fd int, path string) (*Entry, error) {
 	e := &Entry{path: path, file: os.NewFile(uintptr(fd), path)}
 	var err error
-	if e.info, err = e.file.Stat(); err != nil {
+	e.info, err = e.file.Stat()
+	if err != nil {
 		e.Close()
 		return nil, err
 	}

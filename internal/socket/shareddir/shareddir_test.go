@@ -229,7 +229,8 @@ func TestRemove(t *testing.T) {
 		}
 	}
 	left, _, err := s.Names(100)
-	if s.must(err); len(left) != 2 || !shareddir.IsDraft(left[0], "wide") && !shareddir.IsDraft(left[0], "deep") {
+	s.must(err)
+	if len(left) != 2 || !shareddir.IsDraft(left[0], "wide") && !shareddir.IsDraft(left[0], "deep") {
 		t.Errorf("left are %q", left)
 	}
 	if err := s.Remove("nothing"); !errors.Is(err, fs.ErrNotExist) {

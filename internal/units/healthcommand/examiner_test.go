@@ -148,7 +148,8 @@ func TestExaminer_SlowCommand_OneRunAtATime(t *testing.T) {
 		n := &node{devices: []device.ID{"a", "b", "c"}}
 		running := 0
 		n.run = func(ctx context.Context, id string) (units.Outcome, error) {
-			if running++; running > 1 {
+			running++
+			if running > 1 {
 				t.Errorf("%d run at once", running)
 			}
 			defer func() { running-- }()

@@ -91,7 +91,8 @@ func (s *servers) crowd(b *testing.B) {
 				calls[i] = c.Go("Process.Ask", Ask{s.at(socket), at}, &Asked{}, nil)
 			}
 			for _, call := range calls {
-				if <-call.Done; call.Error != nil {
+				<-call.Done
+				if call.Error != nil {
 					b.Fatal(call.Error)
 				}
 				switch asked := call.Reply.(*Asked); asked.Code {

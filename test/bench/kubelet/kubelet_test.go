@@ -105,7 +105,8 @@ func (p *Process) ServeKubelet(s Served, _ *none) error {
 	if err := file.CreateCheckpoint("kubelet_internal_checkpoint", checkpoint.New(entries, nil)); err != nil {
 		return err
 	}
-	if k.ManagerImpl, err = newManager(quiet, filepath.Join(dir, "kubelet.sock"), nil, topologymanager.NewFakeManager()); err != nil {
+	k.ManagerImpl, err = newManager(quiet, filepath.Join(dir, "kubelet.sock"), nil, topologymanager.NewFakeManager())
+	if err != nil {
 		return err
 	}
 	ready := config.NewSourcesReady(func(sets.Set[string]) bool { return true })

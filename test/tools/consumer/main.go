@@ -71,7 +71,8 @@ func read(endpoint string) (told, error) {
 		}
 		t.Got = append(t.Got, one.PodResources)
 	}
-	if t.Allocatable, err = client.GetAllocatableResources(ctx, &v1.AllocatableResourcesRequest{}); err != nil {
+	t.Allocatable, err = client.GetAllocatableResources(ctx, &v1.AllocatableResourcesRequest{})
+	if err != nil {
 		return t, err
 	}
 	oldList, err := old.List(ctx, &v1alpha1.ListPodResourcesRequest{})

@@ -88,7 +88,8 @@ func (l *Log) Object(r device.ResourceName, id device.ID, why string, now time.T
 	if rec.Objection == "" {
 		rec.Objected = now
 	}
-	if rec.Objection = why; why == "" {
+	rec.Objection = why
+	if why == "" {
 		rec.Objected = time.Time{}
 	}
 	if why == "" && len(rec.Falls) == 0 && rec.Spell == 0 {

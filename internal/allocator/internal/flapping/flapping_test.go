@@ -83,7 +83,8 @@ func TestSuspensions_ReasonHasTheHistory(t *testing.T) {
 	if all := l.Suspensions(at(65)); len(all) != 1 || all[0].Reason != want {
 		t.Errorf("%+v", all)
 	}
-	if l.Forget("d"); len(l.Suspensions(at(65))) != 0 {
+	l.Forget("d")
+	if len(l.Suspensions(at(65))) != 0 {
 		t.Error("it is suspended though it has been forgotten")
 	}
 }

@@ -79,7 +79,8 @@ func (h *holders) remove(id device.ID, pod device.PodUID) bool {
 	default:
 		others = slices.DeleteFunc(slices.Clone(others), func(other device.PodUID) bool { return other == pod })
 	}
-	if h.sharers[id] = others; len(others) == 0 {
+	h.sharers[id] = others
+	if len(others) == 0 {
 		delete(h.sharers, id)
 	}
 	return true

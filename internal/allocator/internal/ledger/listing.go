@@ -143,7 +143,8 @@ func (l *Listing) findPlaces() {
 		if !slices.Equal(d.NUMA, last) {
 			last, at = d.NUMA, l.placeOf(d.NUMA, known)
 		}
-		if l.of[i] = at; at >= 0 {
+		l.of[i] = at
+		if at >= 0 {
 			l.here[at].Add(i)
 			l.placed.Add(i)
 		}

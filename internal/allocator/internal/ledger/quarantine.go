@@ -90,7 +90,8 @@ func move(from, to containers.Devices, pod device.PodUID, name device.ResourceNa
 			continue
 		}
 		to.Add(device.Container{Pod: pod, Name: container}, name, moved)
-		if choice[name] = left; len(left) == 0 {
+		choice[name] = left
+		if len(left) == 0 {
 			delete(choice, name)
 		}
 		if len(choice) == 0 {

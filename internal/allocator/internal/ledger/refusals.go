@@ -67,7 +67,8 @@ func (l *Ledger) Refuse(name device.ResourceName, id device.ID, size int, why st
 	was.times++
 	was.why = why
 	if found == Denied || found == Lacking {
-		if was.counted++; was.counted == 1 || size < was.fewest {
+		was.counted++
+		if was.counted == 1 || size < was.fewest {
 			was.fewest = size
 		}
 		if out = was.proved(); out {

@@ -291,7 +291,8 @@ func (s *search) satisfied() bool {
 func (s *search) add(m int) {
 	s.chosen = append(s.chosen, m)
 	for _, t := range s.touches[m] {
-		if s.covered[t.need][t.place]++; s.covered[t.need][t.place] == 1 {
+		s.covered[t.need][t.place]++
+		if s.covered[t.need][t.place] == 1 {
 			s.sums[t.need] += s.needs[t.need].places[t.place].count
 		}
 	}
@@ -301,7 +302,8 @@ func (s *search) add(m int) {
 func (s *search) remove(m int) {
 	s.chosen = s.chosen[:len(s.chosen)-1]
 	for _, t := range s.touches[m] {
-		if s.covered[t.need][t.place]--; s.covered[t.need][t.place] == 0 {
+		s.covered[t.need][t.place]--
+		if s.covered[t.need][t.place] == 0 {
 			s.sums[t.need] -= s.needs[t.need].places[t.place].count
 		}
 	}

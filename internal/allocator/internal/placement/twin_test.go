@@ -423,7 +423,8 @@ func (t *twin) best(r device.ResourceName, from []device.Device, n int, given ma
 	left, first := map[string]int{}, map[string]int{}
 	for i, d := range from {
 		g := t.group(r, d)
-		if left[g]++; left[g] == 1 {
+		left[g]++
+		if left[g] == 1 {
 			first[g] = i
 		}
 	}

@@ -72,7 +72,8 @@ func behind(path string) (Runtime, error) {
 	r := Runtime{}
 	// The process may be in another PID namespace. Then its start and arguments are not known.
 	if p, err := procfs.NewProc(int(pid)); err == nil {
-		if r.args, err = p.CmdLine(); err != nil {
+		r.args, err = p.CmdLine()
+		if err != nil {
 			return r, nil
 		}
 		if stat, err := p.Stat(); err == nil {

@@ -344,7 +344,8 @@ func (l gatherer) readAPI(f *Facts) {
 	ctx, cancel := context.WithTimeout(l.ctx, apiLimit)
 	defer cancel()
 	access, err := kube.Rights(ctx, client, l.config.NodeName)
-	if f.API.Err = err; err != nil {
+	f.API.Err = err
+	if err != nil {
 		return
 	}
 	l.readClaims(ctx, f, access)

@@ -102,7 +102,8 @@ func runtimeSizes(ctx context.Context, path string) (containers, sandboxes []Siz
 		}
 		one := names[c.GetPodSandboxId()]
 		one.Name += ":" + c.GetMetadata().GetName()
-		if one.Bytes = specSize(status.GetInfo()["info"]); one.Bytes > 0 {
+		one.Bytes = specSize(status.GetInfo()["info"])
+		if one.Bytes > 0 {
 			one.Bytes += texts(c.GetLabels())
 			containers = append(containers, one)
 		}

@@ -83,7 +83,8 @@ func play(ctx context.Context, only, tests, logs string, together int) (failed b
 	for i := range played {
 		work.Go(func() error {
 			c := &played[i]
-			if broken[i] = ctx.Err(); broken[i] != nil {
+			broken[i] = ctx.Err()
+			if broken[i] != nil {
 				return nil
 			}
 			log := filepath.Join(logs, strings.NewReplacer(" ", "-", ",", "").Replace(c.Name())+".log")
