@@ -70,93 +70,126 @@ func (p *claimingPod) devices() (n int) {
 
 // resolveContainer returns a container's demand with the devices that its claims name.
 func (c *Claims) resolveContainer(p *claimingPod, d device.Demand) device.Demand {
-	block := func(why device.Reason, format string, args ...any) {
-		if d.Mistake == "" {
-			d.Blocked, d.Mistake = why, device.ClipTo(fmt.Sprintf(format, args...), maxMistake)
-		}
-	}
-	for _, r := range slices.Sorted(maps.Keys(d.Wants)) {
-		switch needs, known := c.NeedsClaim(r, p.demand.Created); {
+	r := resolution{pod: p, demand: d}
+	for _, name := range slices.Sorted(maps.Keys(d.Wants)) {
+		switch needs, known := c.NeedsClaim(name, p.demand.Created); {
 		case !known:
-			p.waits = true
-			block(device.Allocating, "devmgrd is reading whether the Node shows %s", r)
+			r.wait(device.Allocating, "devmgrd is reading whether the Node shows %s", name)
 		case needs:
-			p.waits = true
-			block(device.NoClaim, "container %s requests %s, which this node offers through Dynamic Resource Allocation, and the pod has no claim for it", d.Container.Name, r)
+			r.wait(device.NoClaim, "container %s requests %s, which this node offers through Dynamic Resource Allocation, and the pod has no claim for it", d.Container.Name, name)
 		}
 	}
-	if len(d.Claims) == 0 {
-		return d
-	}
-	fixed, claimed := map[device.ResourceName][]device.ID{}, map[device.ResourceName]map[device.ID]device.ClaimUID{}
-	requests := map[device.ResourceName][]device.ClaimRequest{}
 	for _, use := range d.Claims {
 		known, read := p.claims[use.Claim]
-		if !read {
-			if use.Claim == "" {
-				block(device.ClaimUnknown, "a ResourceClaim of the pod has not been made yet")
-			} else if p.problem == "" {
-				block(device.Allocating, "devmgrd is reading ResourceClaim %s", use.Claim)
+		switch {
+		case read:
+			r.add(&c.index, use, known)
+		case use.Claim == "":
+			r.block(device.ClaimUnknown, "a ResourceClaim of the pod has not been made yet")
+		case p.problem == "":
+			r.block(device.Allocating, "devmgrd is reading ResourceClaim %s", use.Claim)
+		default:
+			r.block(device.ClaimUnknown, "%s", p.problem)
+		}
+	}
+	return r.result()
+}
+
+// A resolution collects the devices that the claims of one container name.
+type resolution struct {
+	pod      *claimingPod
+	demand   device.Demand
+	fixed    map[device.ResourceName][]device.ID
+	claimed  map[device.ResourceName]map[device.ID]device.ClaimUID
+	requests map[device.ResourceName][]device.ClaimRequest
+}
+
+// block notes why the container cannot have its devices; the first reason stays.
+func (r *resolution) block(why device.Reason, format string, args ...any) {
+	if r.demand.Mistake == "" {
+		r.demand.Blocked, r.demand.Mistake = why, device.ClipTo(fmt.Sprintf(format, args...), maxMistake)
+	}
+}
+
+// wait is block for a reason that ends without a change of the pod or its claims.
+func (r *resolution) wait(why device.Reason, format string, args ...any) {
+	r.pod.waits = true
+	r.block(why, format, args...)
+}
+
+// add adds the devices of a claim that a container uses.
+func (r *resolution) add(listed *index, use device.ClaimUse, of claim) {
+	for _, one := range of.results {
+		switch {
+		case !one.of(use.Request):
+		case one.admin:
+			r.block(device.NoClaim, "ResourceClaim %s has adminAccess, which devmgrd does not offer", use.Claim)
+		default:
+			if chosen, known := r.pod.find(listed, one); known {
+				r.addDevice(use, of.uid, one, chosen)
 			} else {
-				block(device.ClaimUnknown, "%s", p.problem)
+				r.wait(device.DeviceGone, "the scheduler has chosen device %s of pool %s in ResourceClaim %s, which no device plugin lists", one.device, one.pool, use.Claim)
 			}
-			continue
-		}
-		for _, one := range known.results {
-			if !one.of(use.Request) {
-				continue
-			}
-			if one.admin {
-				block(device.NoClaim, "ResourceClaim %s has adminAccess, which devmgrd does not offer", use.Claim)
-				continue
-			}
-			chosen, listed := p.found[one]
-			if !listed {
-				if chosen, listed = c.index.find(one); listed {
-					p.found[one] = chosen
-				}
-			}
-			r, id := chosen.Resource, chosen.ID
-			if !listed {
-				p.waits = true
-				block(device.DeviceGone, "the scheduler has chosen device %s of pool %s in ResourceClaim %s, which no device plugin lists", one.device, one.pool, use.Claim)
-				continue
-			}
-			if by := (device.ClaimRequest{Claim: known.uid, Request: one.base()}); !slices.Contains(requests[r], by) {
-				requests[r] = append(requests[r], by)
-			}
-			if slices.Contains(fixed[r], id) {
-				continue
-			}
-			fixed[r] = append(fixed[r], id)
-			if use.Resource == r {
-				continue // the scheduler has made the claim for the pod's request
-			}
-			if claimed[r] == nil {
-				claimed[r] = map[device.ID]device.ClaimUID{}
-			}
-			claimed[r][id] = known.uid
 		}
 	}
-	if len(fixed) == 0 {
-		return d
+}
+
+// find returns the device of a result. Once listed, it stays that device.
+func (p *claimingPod) find(listed *index, one result) (chosen device.Key, known bool) {
+	chosen, known = p.found[one]
+	if known {
+		return chosen, true
 	}
-	for _, by := range requests {
+	chosen, known = listed.find(one)
+	if known {
+		p.found[one] = chosen
+	}
+	return chosen, known
+}
+
+func (r *resolution) addDevice(use device.ClaimUse, claim device.ClaimUID, one result, chosen device.Key) {
+	name, id := chosen.Resource, chosen.ID
+	if r.fixed == nil {
+		r.fixed, r.requests = map[device.ResourceName][]device.ID{}, map[device.ResourceName][]device.ClaimRequest{}
+	}
+	if by := (device.ClaimRequest{Claim: claim, Request: one.base()}); !slices.Contains(r.requests[name], by) {
+		r.requests[name] = append(r.requests[name], by)
+	}
+	if slices.Contains(r.fixed[name], id) {
+		return
+	}
+	r.fixed[name] = append(r.fixed[name], id)
+	if use.Resource == name {
+		return // the scheduler has made the claim for the pod's request
+	}
+	if r.claimed == nil {
+		r.claimed = map[device.ResourceName]map[device.ID]device.ClaimUID{}
+	}
+	if r.claimed[name] == nil {
+		r.claimed[name] = map[device.ID]device.ClaimUID{}
+	}
+	r.claimed[name][id] = claim
+}
+
+// result returns the container's demand.
+func (r *resolution) result() device.Demand {
+	if len(r.fixed) == 0 {
+		return r.demand
+	}
+	for _, by := range r.requests {
 		slices.SortFunc(by, device.ClaimRequest.Compare)
 	}
-	d.Fixed, d.Requests, d.Wants = fixed, requests, maps.Clone(d.Wants)
-	if d.Wants == nil {
-		d.Wants = map[device.ResourceName]int{}
+	wants := maps.Clone(r.demand.Wants)
+	if wants == nil {
+		wants = map[device.ResourceName]int{}
 	}
-	for r, ids := range fixed {
-		if d.Wants[r] > 0 { // the pod was bound while the Node showed the resource
-			block(device.NoClaim, "container %s requests %s, and has devices of it by a claim as well: give them to two containers", d.Container.Name, r)
+	for _, name := range slices.Sorted(maps.Keys(r.fixed)) {
+		if wants[name] > 0 { // the pod was bound while the Node showed the resource
+			r.block(device.NoClaim, "container %s requests %s, and has devices of it by a claim as well: give them to two containers", r.demand.Container.Name, name)
 		}
-		slices.SortFunc(ids, device.CompareIDs)
-		d.Wants[r] = len(ids)
+		slices.SortFunc(r.fixed[name], device.CompareIDs)
+		wants[name] = len(r.fixed[name])
 	}
-	if len(claimed) > 0 {
-		d.Claimed = claimed
-	}
-	return d
+	r.demand.Fixed, r.demand.Claimed, r.demand.Requests, r.demand.Wants = r.fixed, r.claimed, r.requests, wants
+	return r.demand
 }
