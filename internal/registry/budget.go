@@ -12,15 +12,17 @@ const deviceWeight = 256
 
 // weight returns the approximate memory of a list, in bytes.
 func (r *deviceList) weight() int {
-	n := (len(r.devices) + len(r.absent)) * deviceWeight
+	n := 0
 	for i := range r.devices {
-		n += len(r.devices[i].ID) + 8*max(0, len(r.devices[i].NUMA)-1)
+		n += weightOf(&r.devices[i])
 	}
 	for id := range r.absent {
-		n += len(id)
+		n += deviceWeight + len(id)
 	}
 	return n
 }
+
+func weightOf(d *device.Device) int { return deviceWeight + len(d.ID) + 8*max(0, len(d.NUMA)-1) }
 
 // A use is what one plugin of a resource uses of plugins.maxTotalBytes.
 type use struct {

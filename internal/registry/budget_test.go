@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -555,6 +556,28 @@ func TestRoom_OthersTakeTheirQuotas_OneDeviceMoreLosesNone(t *testing.T) {
 	})
 }
 
+// A plugin renames all of its devices, and has more of them than there is room for.
+func TestRoom_OthersTakeTheirQuotas_RenamedDevicesHaveTheRoomOfTheFormer(t *testing.T) {
+	t.Parallel()
+	f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 })
+	f.run()
+	honest := plugintest.Start(t, f.directory("honest").Sockets, gpu, longList(180)...)
+	f.eventually("it serves", f.servesNumber(180))
+	plugintest.Start(t, f.dir, "junk.example/0", longList(720)...)
+	f.eventually("the other one serves", func() bool { return len(f.Offers()["junk.example/0"].Inventory.Devices) == 720 })
+	list := longList(200)
+	for _, d := range list {
+		d.ID = "n" + d.ID[1:]
+	}
+	honest.Set(list...)
+	f.eventually("the new names have the room", func() bool {
+		return f.servesNumber(180)() && f.offer().Inventory.Devices[0].ID == device.ID(list[0].ID)
+	})
+	if !strings.Contains(f.offer().LastError, "20 new devices left out") {
+		t.Errorf("the last error is %q", f.offer().LastError)
+	}
+}
+
 // Devices were left out for want of room, and their plugin sends no further list. They are taken when there is room.
 func TestRoom_OthersLeaveRoom_LeftOutDevicesAreTaken(t *testing.T) {
 	t.Parallel()
@@ -604,6 +627,13 @@ func TestRoom_ManyPodsTakeAllTheyCan_FirstResourcesHavePlaces(t *testing.T) {
 // greedyPod runs TestGreedyPod in the cgroup of a pod until the test ends, and returns how many resources it has registered.
 func greedyPod(t *testing.T, dir, uid string, env ...string) (registered int) {
 	t.Helper()
+	registered, _ = startGreedyPod(t, dir, uid, env...)
+	return registered
+}
+
+// startGreedyPod is greedyPod with a function that ends the pod's process.
+func startGreedyPod(t *testing.T, dir, uid string, env ...string) (registered int, end func()) {
+	t.Helper()
 	cgroup := podCgroup(t, uid)
 	pod := exec.Command(plugintest.Executable(t), "-test.run=^TestGreedyPod$", "-test.v")
 	pod.Env = append(append(os.Environ(), env...), "GREEDY_DIR="+dir, "GREEDY_POD="+uid, "GREEDY_CGROUP="+cgroup, plugintest.QuickExit)
@@ -618,21 +648,22 @@ func greedyPod(t *testing.T, dir, uid string, env ...string) (registered int) {
 	if err := pod.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	end = sync.OnceFunc(func() {
 		in.Close()
 		if err := pod.Wait(); err != nil {
 			t.Errorf("the pod's plugins: %v", err)
 		}
 	})
+	t.Cleanup(end)
 	for line := bufio.NewScanner(out); line.Scan(); {
 		if _, err := fmt.Sscanf(line.Text(), "registered %d", &registered); err == nil {
 			go io.Copy(io.Discard, out)
-			return registered
+			return registered, end
 		}
 		t.Log(line.Text())
 	}
 	t.Fatal("the pod's plugins have ended")
-	return 0
+	return 0, nil
 }
 
 // podCgroup makes the cgroup of a pod, as the kubelet does, in a hierarchy of version 1 or 2.
@@ -677,9 +708,12 @@ func TestGreedyPod(t *testing.T) {
 		}
 		p := plugintest.New(t, os.Getenv("GREEDY_DIR"), fmt.Sprintf("%s.example/%d", os.Getenv("GREEDY_POD"), n), plugintest.Devices(1)...)
 		if name := os.Getenv("GREEDY_SOCKET"); name != "" {
-			p.Endpoint = name
+			p.Endpoint = strings.ReplaceAll(name, "*", strconv.Itoa(n))
 		}
 		p.Serve()
+		if os.Getenv("GREEDY_QUIET") != "" {
+			continue
+		}
 		if err := p.Register(); err != nil {
 			fmt.Printf("%v\nregistered %d\n", err, n-first)
 			break

@@ -133,7 +133,7 @@ func (l *lister) takeAnew(message []*pluginapi.Device, now time.Time) (found fau
 }
 
 // leaveOut takes back what the latest message has added to the list before it, and returns the number of devices that it leaves out. The list weighs at most
-// what that before did, unless a device that returns is near more than one NUMA node.
+// what that before did, unless a device that returns is near more than one NUMA node. If the message has none of the former devices, its devices have their room.
 func (l *lister) leaveOut(before deviceList) (out int) {
 	old, changed := before.devices, false
 	var kept, gone []device.Device
@@ -153,15 +153,31 @@ func (l *lister) leaveOut(before deviceList) (out int) {
 		kept = append(kept, d)
 	}
 	gone = append(gone, old...)
+	stamp := int64(0)
+	if len(kept) == 0 {
+		kept, stamp = l.within(before.weight())
+		out -= len(kept)
+	}
 	l.order = nil
 	switch {
-	case changed || len(gone) > 0:
-		l.deviceList = before.with(kept, gone, 0, l.most)
+	case changed || len(gone) > 0 || stamp > 0:
+		l.deviceList = before.with(kept, gone, stamp, l.most)
 	default:
 		l.deviceList = before
 	}
 	l.listed = true
 	return out
+}
+
+// within returns the first devices that weigh together at most room, and when the newest of them was added.
+func (l *lister) within(room int) (first []device.Device, newest int64) {
+	for i := range l.devices {
+		if room -= weightOf(&l.devices[i]); room < 0 {
+			break
+		}
+		first, newest = l.devices[:i+1:i+1], max(newest, l.devices[i].Added)
+	}
+	return first, newest
 }
 
 // near reports whether numa(t) equals nodes, mostly without computing it.

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -50,14 +51,46 @@ func (l *registration) called(client string) {
 	}
 }
 
-// metLocked notes whose process answers at the plugin's socket, and reports whether that changes the quota. If that process has ended, and has left the
-// socket to others, the process that has registered the plugin counts.
-func (l *registration) metLocked(on *session) (changed bool) {
-	before := l.quota
-	if !l.location.pod.Known() && !(connlimit.HasEnded(on.process) && l.caller != "") {
-		l.quota = on.quota
+// quotaAt returns the quota of the process that answers at the plugin's socket. If that process has ended, and has left the socket to others, the plugin's
+// quota stays: that of the process that has registered it, or that answered before.
+func (l *registration) quotaAt(on *session) device.Quota {
+	if l.location.pod.Known() || connlimit.HasEnded(on.process) && (l.caller != "" || l.quota.Pod != "") {
+		return l.quota
 	}
-	return l.quota != before
+	return on.quota
+}
+
+// meetLocked notes the quota of the process that answers at the socket of a registered plugin. If it is another pod's than before, that pod takes the plugin over.
+func (r *Registry) meetLocked(l *registration, on *session, forgettable map[device.ResourceName]bool) error {
+	former, now, s := l.quota, l.quotaAt(on), r.resources[l.resource]
+	if s == nil || s.registration != l && !s.reserves(l) || now == former {
+		return nil // it has been replaced
+	}
+	l.quota = now
+	if former.Pod != "" && former.Pod != now.Pod {
+		if err := r.checkHandoverLocked(l, s, former, forgettable); err != nil {
+			l.quota = former
+			return err
+		}
+	}
+	r.saver.note(l.resource)
+	return nil
+}
+
+// checkHandoverLocked fails if a registered plugin is one too many of its pod, after former.
+func (r *Registry) checkHandoverLocked(l *registration, s *resourceState, former device.Quota, forgettable map[device.ResourceName]bool) error {
+	if related(former, l.quota) {
+		s.handed = s.handed || s.registration == l
+		return nil
+	}
+	if err := r.fitsQuotaLocked(l, part{}, forgettable); err != nil {
+		return err
+	}
+	err := r.fitsLocked(l, s.uses(), forgettable)
+	if errors.As(err, new(*quotaError)) {
+		return err
+	}
+	return nil
 }
 
 // whose names the pod in messages.
@@ -97,6 +130,11 @@ func (r *Registry) checkQuotaLocked(l *registration, forgettable map[device.Reso
 	} else if slices.ContainsFunc(s.all(), func(of *registration) bool { return related(of.quota, l.quota) }) {
 		return nil
 	}
+	return r.fitsQuotaLocked(l, uses, forgettable)
+}
+
+// fitsQuotaLocked fails if a pod would have too many resources with those in uses.
+func (r *Registry) fitsQuotaLocked(l *registration, uses part, forgettable map[device.ResourceName]bool) error {
 	for _, s := range r.resources {
 		own := l.owns(s, s.registration, forgettable) || slices.ContainsFunc(s.reserve, func(of *registration) bool { return l.owns(s, of, forgettable) })
 		uses.add(1, own, s.lost() && forgettable[s.resource])

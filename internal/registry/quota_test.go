@@ -2,6 +2,7 @@ package registry_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -97,5 +98,38 @@ func TestQuota_PodsTakeOverInTurn_OthersHaveBytes(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// In the common directory: a pod registers all that it may, and another one listens at the same sockets once it has ended, again and again.
+func TestQuota_PodsHandOverSocketsInTurn_OthersHavePlaces(t *testing.T) {
+	t.Parallel()
+	const a, b, honest = "0a1b2c3d-1111-2222-3333-4444555566a0", "0a1b2c3d-1111-2222-3333-4444555566b0", "0a1b2c3d-1111-2222-3333-4444555566c0"
+	f := prepare(t, func(c *registry.Config) { c.MaxResources = 16 })
+	f.with.Allocator = forgetful{f}
+	f.run()
+	first := 0
+	for range 3 {
+		n, end := startGreedyPod(t, f.dir, a, fmt.Sprintf("GREEDY_FIRST=%d", first), "GREEDY_SOCKET=*.sock")
+		all := func(is func(device.Offer) bool) func() bool {
+			return func() bool {
+				for i := range n {
+					if !is(f.Offers()[device.ResourceName(fmt.Sprintf("%s.example/%d", a, first+i))]) {
+						return false
+					}
+				}
+				return true
+			}
+		}
+		end()
+		f.eventually("its plugins are away", all(func(o device.Offer) bool { return !o.Connected }))
+		startGreedyPod(t, f.dir, b, fmt.Sprintf("GREEDY_FIRST=%d", first), fmt.Sprintf("GREEDY_MOST=%d", first+n), "GREEDY_SOCKET=*.sock", "GREEDY_QUIET=1")
+		f.eventually("the other pod's are there, or refused", all(func(o device.Offer) bool {
+			return o.State == device.Serving || strings.Contains(o.LastError, "the plugins of pod "+b+" would have")
+		}))
+		first += n
+	}
+	if got := greedyPod(t, f.dir, honest, "GREEDY_MOST=2", "GREEDY_SOCKET=honest-*.sock"); got != 2 {
+		t.Errorf("an honest pod has %d resources, want 2", got)
 	}
 }

@@ -123,9 +123,8 @@ func (l *registration) Run(ctx context.Context, on *session) {
 	for ctx.Err() == nil {
 		var err error
 		if on == nil {
-			if on, err = l.dial(ctx); on != nil {
-				l.registry.connected(l, on)
-			} else if first {
+			on, err = l.dial(ctx)
+			if on == nil && first {
 				l.registry.absent(l, err)
 			}
 			first = false
@@ -245,7 +244,7 @@ func (l *registration) unseen() bool {
 	return err == nil && info.Mode().Type() == fs.ModeSymlink
 }
 
-// dial tries once to open a session.
+// dial tries once to open a session, and records that the plugin is connected.
 func (l *registration) dial(ctx context.Context) (*session, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.registry.registerTimeout)
 	defer cancel()
@@ -257,7 +256,11 @@ func (l *registration) dial(ctx context.Context) (*session, error) {
 		return nil, err
 	}
 	s.quota = l.registry.quotaOf(s.process)
-	if err := s.ask(ctx); err != nil {
+	err = s.ask(ctx)
+	if err == nil {
+		err = l.registry.connected(l, s)
+	}
+	if err != nil {
 		s.close()
 		return nil, err
 	}

@@ -145,7 +145,7 @@ func (r *Registry) accept(l *registration, to *session) (loser device.ResourceNa
 func (r *Registry) tryAccept(l *registration, to *session, forgettable map[device.ResourceName]bool) (loser device.ResourceName, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l.metLocked(to)
+	l.quota = l.quotaAt(to)
 	if err := r.checkAcceptableLocked(l, forgettable); err != nil {
 		return "", err
 	}
@@ -272,24 +272,32 @@ func (r *Registry) deviceList(resource device.ResourceName) deviceList {
 	return deviceList{}
 }
 
-// connected records that a plugin is reachable again. Its offer stays as it is until the plugin lists its devices.
-func (r *Registry) connected(l *registration, on *session) {
+// connected records that a plugin is reachable again. Its offer stays as it is until the plugin lists its devices. connected fails if another pod answers, which
+// has no room in its quota.
+func (r *Registry) connected(l *registration, on *session) error {
+	err := r.tryConnect(l, on, nil)
+	if errors.As(err, new(*quotaError)) {
+		err = r.tryConnect(l, on, r.forgettable())
+	}
+	return err
+}
+
+func (r *Registry) tryConnect(l *registration, on *session, forgettable map[device.ResourceName]bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if l.metLocked(on) {
-		r.saver.note(l.resource)
+	if err := r.meetLocked(l, on, forgettable); err != nil {
+		return err
 	}
 	s := r.resources[l.resource]
-	if s.reserves(l) {
+	switch {
+	case s.reserves(l):
 		l.session = on
-		return
+	case !r.closing && s != nil && s.registration == l:
+		s.session = on
+		r.metrics.setUp(l.resource, true)
+		r.signal()
 	}
-	if r.closing || s == nil || s.registration != l {
-		return
-	}
-	s.session = on
-	r.metrics.setUp(l.resource, true)
-	r.signal()
+	return nil
 }
 
 // listed takes over a plugin's list, and reports whether the plugin was not serving before. Unchanged devices are the same slice as
