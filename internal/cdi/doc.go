@@ -19,6 +19,8 @@
 //     mount and injects what the container gets. A request has a guard where a file cannot say what each of its containers gets:
 //     package nri decides that (Grants).
 //
+// Next to it is a file with the metadata of the request's devices, which each of its containers reads (KEP-5304).
+//
 // A file changes once at most, from the grant to the guard: where containers that use it later get something else, or a plugin has
 // granted something else. So a container has either what the file says now, or a guard, or is refused by the hook.
 //

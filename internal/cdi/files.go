@@ -104,7 +104,7 @@ func (f *Files) load() {
 		path := filepath.Join(f.Dir, e.Name())
 		of, ours := requestOf(e.Name())
 		if !ours {
-			if isDraft(e.Name()) {
+			if as, metadata := metadataOf(e.Name()); isDraft(e.Name()) || metadata && f.all[as] == nil { // the file with its request would have been read before
 				os.Remove(path)
 			}
 			continue
@@ -113,6 +113,9 @@ func (f *Files) load() {
 		read, err := cdi.ReadSpec(path, 0)
 		if err == nil {
 			one, err = fileOf(of, read.Spec, f.Boot)
+		}
+		if err == nil && one.Metadata.Path != "" {
+			one.Metadata.Text, err = os.ReadFile(filepath.Join(f.Dir, metadataName(of)))
 		}
 		if err != nil {
 			f.Log.Warn("removing CDI file of a claim", "path", path, "err", err)
@@ -196,6 +199,8 @@ type Claim struct {
 	UID     device.ClaimUID
 	Devices []Device           // in the order of the claim
 	Users   []device.Container // of pods of this node that may have their devices
+	// Metadata are what the containers of a request read of its devices, by the request.
+	Metadata map[string]Metadata
 	// Untold: the kubelet is not told what Prepare returns. It prepared the claim earlier.
 	Untold bool
 }
@@ -238,7 +243,7 @@ func (f *Files) plan(ctx context.Context, c Claim) (map[device.ClaimRequest]*Fil
 		}
 		one := want[of]
 		if one == nil {
-			one = &File{Request: of, devices: map[device.ResourceName][]device.ID{}}
+			one = &File{Request: of, Metadata: c.Metadata[d.Request], devices: map[device.ResourceName][]device.ID{}}
 			want[of] = one
 		}
 		if !slices.Contains(one.names, d.Name) { // devices of two resources may have one name
@@ -415,9 +420,8 @@ func (f *Files) remove(claim device.ClaimUID) {
 		return
 	}
 	for _, of := range f.sorted(func(of device.ClaimRequest) bool { return of.Claim == claim }) {
-		path := filepath.Join(f.Dir, fileName(of))
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			f.Log.Warn("cannot remove CDI file of a claim", "path", path, "err", err)
+		if err := f.erase(of); err != nil {
+			f.Log.Warn("cannot remove CDI file of a claim", "claim_uid", of.Claim, "request", of.Request, "err", err)
 			continue
 		}
 		f.mu.Lock()

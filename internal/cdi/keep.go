@@ -63,7 +63,11 @@ func (f *Files) Run(ctx context.Context) error {
 		case <-updated:
 		case <-f.kick:
 		case e, open := <-events:
-			of, ours := requestOf(filepath.Base(e.Name))
+			name := filepath.Base(e.Name)
+			of, ours := requestOf(name)
+			if !ours {
+				of, ours = metadataOf(name)
+			}
 			if ours {
 				touched[of] = true
 			} else if !open || e.Name == f.Dir {

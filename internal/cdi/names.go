@@ -57,6 +57,20 @@ func requestOf(file string) (device.ClaimRequest, bool) {
 	return device.ClaimRequest{Claim: device.ClaimUID(claim), Request: request}, ours && complete && whole
 }
 
+const metadataSuffix = ".metadata" // runtimes read .json and .yaml
+
+// metadataName returns the name of the file with a request's metadata.
+func metadataName(of device.ClaimRequest) string {
+	return filePrefix + string(of.Claim) + separator + of.Request + metadataSuffix
+}
+
+// metadataOf returns the request of a file with metadata; false: it is not one of these files.
+func metadataOf(file string) (device.ClaimRequest, bool) {
+	name, is := strings.CutSuffix(file, metadataSuffix)
+	of, ours := requestOf(name + fileSuffix)
+	return of, is && ours
+}
+
 // guardDir is where the mounts of guards are in a container. The hook removes them.
 const guardDir = "/.devmgrd-guard/"
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
@@ -43,31 +44,39 @@ const (
 	Visible             // it does, and the runtime sees the process under its PID
 )
 
+// Metadata are what the containers of a request read of its devices (KEP-5304). They stay as they are while the request has a file.
+type Metadata struct {
+	Path string // in the container; empty: there are none
+	Text []byte
+}
+
 // A File is what the file of a request says. It does not change.
 type File struct {
-	Request device.ClaimRequest
-	Guard   bool  // it has a guard in place of Grant.Edits
-	Grant   Grant // of the time when the kubelet was answered: with a guard, Names are those that the kubelet was told
-	names   []string
-	devices map[device.ResourceName][]device.ID
+	Request  device.ClaimRequest
+	Metadata Metadata
+	Guard    bool  // it has a guard in place of Grant.Edits
+	Grant    Grant // of the time when the kubelet was answered: with a guard, Names are those that the kubelet was told
+	names    []string
+	devices  map[device.ResourceName][]device.ID
 }
 
 // Annotations of a file. They are for devmgrd, and no container gets them.
 const (
-	bootKey    = "devmgrd.io/boot"
-	guardKey   = "devmgrd.io/guard"
-	namesKey   = "devmgrd.io/plugin-devices" // CDI devices of the plugin, an array
-	devicesKey = "devmgrd.io/devices"        // an object of IDs by resource
+	bootKey     = "devmgrd.io/boot"
+	guardKey    = "devmgrd.io/guard"
+	metadataKey = "devmgrd.io/metadata"       // Metadata.Path
+	namesKey    = "devmgrd.io/plugin-devices" // CDI devices of the plugin, an array
+	devicesKey  = "devmgrd.io/devices"        // an object of IDs by resource
 )
 
-// spec returns the file's content, as of this boot and this process of devmgrd. The edits are those of the file as a whole: the runtime applies them once,
+// spec returns the file's content, as of this boot and this process of devmgrd. dir is where the file with the metadata is. The edits are those of the file as a whole: the runtime applies them once,
 // however many of its devices a container has. Each device has to have edits of its own, so it has /dev/null, which every container has.
 //
 // A device of a guard has a /dev/null that the runtime finds while the hook sees containers: that of devmgrd's own process. Otherwise the runtime creates no
 // container. The kubelet tries again then, while it may give a pod up whose container was created and does not start. The runtime remembers what it has
 // found, until the file is written again: so that follows each use (Used). What remains is a devmgrd that hangs, or one that is killed and whose process
 // the runtime does not see: then the container is created, and does not start, since the mount's source does not exist.
-func (f *File) spec(boot string, hook Hook) (*specs.Spec, error) {
+func (f *File) spec(dir, boot string, hook Hook) (*specs.Spec, error) {
 	devices, err := ascii(f.devices)
 	if err != nil {
 		return nil, err
@@ -85,6 +94,11 @@ func (f *File) spec(boot string, hook Hook) (*specs.Spec, error) {
 		}
 	}
 	mode, root := fs.FileMode(0o666), uint32(0)
+	if at := f.Metadata.Path; at != "" {
+		s.Annotations[metadataKey] = at
+		mount := &specs.Mount{HostPath: filepath.Join(dir, metadataName(f.Request)), ContainerPath: at, Options: []string{"bind", "ro"}, Type: "bind"}
+		s.ContainerEdits.Mounts = append(slices.Clone(s.ContainerEdits.Mounts), mount) // last
+	}
 	null.FileMode, null.UID, null.GID = &mode, &root, &root
 	if len(f.Grant.Names) > 0 {
 		s.Annotations[namesKey], err = ascii(f.Grant.Names)
@@ -113,7 +127,7 @@ func fromASCII(text string, to any) error {
 	return json.Unmarshal([]byte(plain), to)
 }
 
-// fileOf reads a file's content. It fails if the content is of another boot, or not of this package.
+// fileOf reads a file's content, but for the text of the metadata. It fails if the content is of another boot, or not of this package.
 func fileOf(of device.ClaimRequest, s *specs.Spec, boot string) (*File, error) {
 	f := &File{Request: of, Guard: s.Annotations[guardKey] != ""}
 	if s.Kind != Kind || s.Annotations[bootKey] != boot {
@@ -129,6 +143,10 @@ func fileOf(of device.ClaimRequest, s *specs.Spec, boot string) (*File, error) {
 	}
 	if !f.Guard {
 		f.Grant.Edits = s.ContainerEdits
+	}
+	f.Metadata.Path = s.Annotations[metadataKey]
+	if mounts := f.Grant.Edits.Mounts; f.Metadata.Path != "" && len(mounts) > 0 {
+		f.Grant.Edits.Mounts = slices.Delete(slices.Clone(mounts), len(mounts)-1, len(mounts)) // see spec
 	}
 	for _, d := range s.Devices {
 		request, ours := Request(Kind + "=" + d.Name)

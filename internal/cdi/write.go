@@ -3,6 +3,8 @@ package cdi
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -10,6 +12,8 @@ import (
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // draftSuffix is the end of a draft's name. Runtimes read .json and .yaml.
@@ -25,7 +29,7 @@ func (f *Files) content(one *File) ([]byte, *specs.Spec, error) {
 	f.mu.Lock()
 	hook := f.hook
 	f.mu.Unlock()
-	s, err := one.spec(f.Boot, hook)
+	s, err := one.spec(f.Dir, f.Boot, hook)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -42,15 +46,36 @@ func (f *Files) write(one *File) error {
 	if err := os.MkdirAll(f.Dir, 0o755); err != nil {
 		return err
 	}
-	path := filepath.Join(f.Dir, fileName(one.Request))
+	if one.Metadata.Path != "" { // before the file that names it
+		if err := f.place(metadataName(one.Request), one.Metadata.Text, 0o644); err != nil {
+			return err
+		}
+	}
+	return f.place(fileName(one.Request), text, 0o600)
+}
+
+// place puts text in place of a file, at once.
+func (f *Files) place(name string, text []byte, mode fs.FileMode) error {
+	path := filepath.Join(f.Dir, name)
 	draft := path + draftSuffix
-	if err = os.WriteFile(draft, text, 0o600); err == nil {
+	err := os.WriteFile(draft, text, mode)
+	if err == nil {
 		err = os.Rename(draft, path)
 	}
 	if err != nil {
 		os.Remove(draft)
 	}
 	return err
+}
+
+// erase removes the files of a request.
+func (f *Files) erase(of device.ClaimRequest) error {
+	for _, name := range []string{fileName(of), metadataName(of)} {
+		if err := os.Remove(filepath.Join(f.Dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // readable reports whether the runtime's library reads a file as it is meant. It reads YAML, which has no control characters.
@@ -63,12 +88,16 @@ func (f *Files) readable(one *File) bool {
 	return err == nil && reflect.DeepEqual(read, s)
 }
 
-// written reports whether a file is there as it should be.
+// written reports whether a file is there as it should be, and its metadata.
 func (f *Files) written(one *File) bool {
 	want, _, err := f.content(one)
 	if err != nil {
 		return false
 	}
-	is, err := os.ReadFile(filepath.Join(f.Dir, fileName(one.Request)))
+	return f.has(fileName(one.Request), want) && (one.Metadata.Path == "" || f.has(metadataName(one.Request), one.Metadata.Text))
+}
+
+func (f *Files) has(name string, want []byte) bool {
+	is, err := os.ReadFile(filepath.Join(f.Dir, name))
 	return err == nil && bytes.Equal(is, want)
 }

@@ -90,12 +90,17 @@ func (s *describer) of(d device.DeviceStatus) attributes {
 	if known && slices.Equal(is.numa, d.NUMA) {
 		return is.all
 	}
+	is = description{d.NUMA, s.once(d)}
+	s.known[d.Resource][d.ID] = is
+	return is.all
+}
+
+// once returns the attributes of a device, and remembers nothing of it.
+func (s *describer) once(d device.DeviceStatus) attributes {
 	if s.gpus == nil {
 		s.gpus = s.nvidiaGPUs()
 	}
-	is = description{d.NUMA, s.describe(d)}
-	s.known[d.Resource][d.ID] = is
-	return is.all
+	return s.describe(d)
 }
 
 func (s *describer) describe(d device.DeviceStatus) attributes {

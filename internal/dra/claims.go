@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
-	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
@@ -102,8 +101,9 @@ type claimingPod struct {
 
 // A claim is what a ResourceClaim says of devices of this driver.
 type claim struct {
-	uid     device.ClaimUID
-	results []result
+	uid      device.ClaimUID
+	results  []result
+	podClaim string // as the pod's specification names it, if a template has made it; empty otherwise
 	// reserved are the pods for which the claim is reserved, and groups the names of the PodGroups.
 	reserved []device.PodUID
 	groups   []string
@@ -429,7 +429,7 @@ func (c *Claims) read(ctx context.Context, namespace, name string) (claim, error
 	if err != nil {
 		return claim{}, fmt.Errorf("reading ResourceClaim %s/%s: %w", namespace, name, err)
 	}
-	got := claim{uid: device.ClaimUID(object.UID)}
+	got := claim{uid: device.ClaimUID(object.UID), podClaim: object.Annotations[resourceapi.PodResourceClaimAnnotation]}
 	for _, r := range object.Status.Allocation.Devices.Results {
 		if r.Driver == Driver {
 			got.results = append(got.results, result{r.Request, r.Pool, r.Device, r.AdminAccess != nil && *r.AdminAccess})
@@ -463,13 +463,13 @@ func (c *Claims) renew(namespace, name string, now claim) {
 	}
 }
 
-// devices returns the devices of a claim for its CDI files. Those that no plugin lists have no resource.
-func (c *Claims) devices(of claim) (all []cdi.Device) {
+// devices returns the devices of a claim in its order. Those that no plugin lists have no resource.
+func (c *Claims) devices(of claim) (all []device.DeviceStatus) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, one := range of.results {
 		chosen, _ := c.index.find(one)
-		all = append(all, cdi.Device{Request: one.base(), Name: one.device, Resource: chosen.Resource, ID: chosen.ID})
+		all = append(all, device.DeviceStatus{Resource: chosen.Resource, Device: c.index.device(chosen)})
 	}
 	c.index.drop()
 	return all

@@ -16,6 +16,7 @@
 //	claims.go      the pods' claims: reads them
 //	resolve.go     from a pod's claims to the devices that the scheduler has chosen: a demand for exactly these
 //	index.go       the listed devices by pools and names, as claims name them
+//	metadata.go    what workloads read of the devices of their claims
 //	server.go      answers the kubelet: registration, preparation of claims
 //	metrics.go     writes, and what the slices show
 //	health.go      reports the devices' health to the kubelet

@@ -35,6 +35,16 @@ func (x *index) find(one result) (device.Key, bool) {
 	return device.Key{}, false
 }
 
+// device returns a device that has been found.
+func (x *index) device(of device.Key) device.Device {
+	list := x.offers[of.Resource].Inventory.Devices
+	at, listed := slices.BinarySearchFunc(list, of.ID, func(d device.Device, id device.ID) int { return device.CompareIDs(d.ID, id) })
+	if !listed {
+		return device.Device{ID: of.ID}
+	}
+	return list[at]
+}
+
 // update takes the plugins' lists if they have changed.
 func (x *index) update() {
 	if now := x.plugins.Revision(); x.revision != now { // before the lists are read

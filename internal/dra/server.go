@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -67,9 +68,11 @@ type ServerConfig struct {
 	Allocator               Allocator
 	Files                   Files
 	// Hold is how long an answer to the kubelet waits for the devices of a claim. The kubelet's limit is 45 s.
-	Hold    time.Duration
-	Log     *slog.Logger
-	Metrics prometheus.Registerer
+	Hold time.Duration
+	// Sysfs and Procfs are where these are mounted; empty: /sys and /proc.
+	Sysfs, Procfs string
+	Log           *slog.Logger
+	Metrics       prometheus.Registerer
 }
 
 // A Server answers the kubelet as the DRA driver devmgrd.io.
@@ -83,6 +86,7 @@ type Server struct {
 	healthAgain  time.Duration
 	registerTime time.Duration
 	rewriteTime  time.Duration
+	metadata     metadataWriter
 	waiting      atomic.Int64 // claims that are being prepared
 
 	mu      locks.Mutex[locks.Leaf] // guards what follows
@@ -94,7 +98,7 @@ var errNotRegistered = errors.New("the kubelet has not registered the DRA driver
 
 // NewServer returns a Server. Run makes it listen.
 func NewServer(c ServerConfig) *Server {
-	s := &Server{ServerConfig: c, limiter: connlimit.New(connections, connlimit.UnixClient), failure: errNotRegistered, healthAgain: healthAgain, registerTime: registerTime, rewriteTime: rewriteTime,
+	s := &Server{ServerConfig: c, limiter: connlimit.New(connections, connlimit.UnixClient), failure: errNotRegistered, healthAgain: healthAgain, registerTime: registerTime, rewriteTime: rewriteTime, metadata: newMetadataWriter(),
 		prepared: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "devmgrd_claims_prepared_total", Help: "Answers to the kubelet about ResourceClaims, by result: ready, waited (held until the devices were assigned) or refused (the kubelet asks again).",
 		}, []string{"result"})}
@@ -336,7 +340,24 @@ func (s *Server) prepare(ctx, hold context.Context, c *drav1.Claim) (got claim, 
 
 // write writes the CDI files of a claim whose pods have their devices. untold: the kubelet does not get the answer.
 func (s *Server) write(ctx context.Context, namespace, name string, of claim, untold bool) ([][]string, error) {
-	return s.Files.Prepare(ctx, cdi.Claim{UID: of.uid, Devices: s.Claims.devices(of), Users: s.Claims.containers(namespace, name, of), Untold: untold})
+	c := cdi.Claim{UID: of.uid, Users: s.Claims.containers(namespace, name, of), Untold: untold}
+	describer := newDescriber(cmp.Or(s.Sysfs, "/sys"), cmp.Or(s.Procfs, "/proc"))
+	var described []metadataDevice
+	for i, d := range s.Claims.devices(of) {
+		one := of.results[i]
+		c.Devices = append(c.Devices, cdi.Device{Request: one.base(), Name: one.device, Resource: d.Resource, ID: d.ID})
+		if d.Resource != "" {
+			described = append(described, metadataDevice{one, describer.once(d)})
+		} else {
+			described = append(described, metadataDevice{result: one})
+		}
+	}
+	metadata, err := s.metadata.files(namespace, name, of, described)
+	if err != nil {
+		return nil, err
+	}
+	c.Metadata = metadata
+	return s.Files.Prepare(ctx, c)
 }
 
 // rewrite writes the CDI files that are missing of claims whose pods have had their devices for rewriteTime, until ctx ends: the kubelet had the claim

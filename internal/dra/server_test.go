@@ -69,6 +69,7 @@ type written struct {
 	mu     sync.Mutex
 	claims map[device.ClaimUID][]device.Container // that use them
 	untold bool
+	latest cdi.Claim
 	fails  error
 
 	unreadable error // by the runtime
@@ -92,7 +93,7 @@ func (w *written) Prepare(_ context.Context, c cdi.Claim) (all [][]string, err e
 		all = append(all, []string{cdi.DeviceName(device.ClaimRequest{Claim: c.UID, Request: d.Request}, d.Name)})
 	}
 	if w.fails == nil {
-		w.claims[c.UID] = c.Users
+		w.claims[c.UID], w.latest = c.Users, c
 		w.untold = w.untold || c.Untold
 	}
 	return all, w.fails

@@ -52,6 +52,7 @@ var libraries = map[string][]string{
 	"k8s.io/kubelet/pkg/apis/podresources":         {"internal/podresources", "api/podresources/v1alpha1"},
 	"k8s.io/client-go":                             {"internal/dra", "internal/kube", "internal/pods", "internal/podstatus", "internal/nodestatus"},
 	"k8s.io/api":                                   {"internal/dra", "internal/kube", "internal/pods", "internal/podstatus", "internal/nodestatus"},
+	"k8s.io/dynamic-resource-allocation":           {"internal/dra"},
 	"k8s.io/utils":                                 {"internal/checkpoint"},
 	"k8s.io/cri-api":                               {"internal/cri", "internal/cli/internal/preflight"},
 	"github.com/pelletier/go-toml":                 {"internal/cli/internal/preflight"},

@@ -1,0 +1,83 @@
+package dra
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/api/metadata"
+	"k8s.io/dynamic-resource-allocation/devicemetadata"
+
+	"github.com/devmgrd/devmgrd/internal/cdi"
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Workloads read their devices' metadata with the library of the Kubernetes project: what the ResourceSlices say of them.
+func TestServer_Metadata_AreWhatTheLibraryReads(t *testing.T) {
+	t.Parallel()
+	k := newKubelet(t, time.Minute)
+	k.server.Sysfs = t.TempDir()
+	root := filepath.Join(k.server.Sysfs, "devices", "pci0000:3a", "0000:3b:00.0")
+	for _, err := range []error{os.MkdirAll(root, 0o755), os.MkdirAll(filepath.Join(k.server.Sysfs, "bus", "pci", "devices"), 0o755),
+		os.Symlink(root, filepath.Join(k.server.Sysfs, "bus", "pci", "devices", "0000:3b:00.0"))} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	k.world.list(gpu, "0000:3b:00.0", "2")
+	k.world.allocate("direct", "a=a.example/gpu:0000:3b:00.0", "other:b=a.example/gpu:1")
+	k.world.allocate("made-x7", "a/big=a.example/gpu:2")
+	k.world.mu.Lock()
+	k.world.claims["default/made-x7"].Annotations = map[string]string{resourceapi.PodResourceClaimAnnotation: "made"}
+	k.world.mu.Unlock()
+	for _, name := range []string{"direct", "made-x7"} {
+		k.world.reserve(name, "p")
+	}
+	k.claims.Bind(demand("p", "side", "main direct made-x7"))
+	k.devices.serve(device.Container{Pod: "p", Name: "main"})
+
+	read := func(claim string) (cdi.Metadata, metadata.DeviceMetadata) {
+		if got := k.prepare(claim); got == "" {
+			t.Error(got)
+		}
+		k.files.mu.Lock()
+		of := k.files.latest
+		k.files.mu.Unlock()
+		if len(of.Metadata) != 1 {
+			t.Fatalf("%s has metadata of %d requests", claim, len(of.Metadata))
+		}
+		var got metadata.DeviceMetadata
+		if err := devicemetadata.DecodeMetadataFromStream(json.NewDecoder(bytes.NewReader(of.Metadata["a"].Text)), &got); err != nil {
+			t.Fatal(err)
+		}
+		return of.Metadata["a"], got
+	}
+	const dir = "/var/run/kubernetes.io/dra-device-attributes/"
+	one, got := read("direct")
+	if one.Path != dir+"resourceclaims/direct/a/devmgrd.io-metadata.json" || got.Namespace != "default" || got.Name != "direct" || got.UID != "uid-direct" || got.PodClaimName != nil {
+		t.Errorf("%s has %+v", one.Path, got)
+	}
+	if len(got.Requests) != 1 || got.Requests[0].Name != "a" || len(got.Requests[0].Devices) != 1 {
+		t.Fatalf("requests %+v", got.Requests)
+	}
+	d := got.Requests[0].Devices[0]
+	if d.Driver != "devmgrd.io" || d.Pool != "n1/a.example/gpu/0" || d.Name != Name("0000:3b:00.0") {
+		t.Errorf("device %+v", d)
+	}
+	for name, want := range map[resourceapi.QualifiedName]string{"id": "0000:3b:00.0", "resource": string(gpu), attributePCIBusID: "0000:3b:00.0"} {
+		if is := d.Attributes[name].StringValue; is == nil || *is != want {
+			t.Errorf("attribute %s is %v, want %s", name, d.Attributes[name], want)
+		}
+	}
+	if !bytes.Contains(one.Text, []byte("v1alpha1")) {
+		t.Error("readers of Kubernetes 1.36 do not find their version")
+	}
+	one, got = read("made-x7")
+	if one.Path != dir+"resourceclaimtemplates/made/a/devmgrd.io-metadata.json" || got.PodClaimName == nil || *got.PodClaimName != "made" || got.Requests[0].Name != "a/big" {
+		t.Errorf("%s has %+v", one.Path, got)
+	}
+}
