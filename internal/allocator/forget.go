@@ -75,26 +75,38 @@ func (a *Allocator) forget(r device.ResourceName, displaces bool) (lifted []devi
 	return lifted, nil
 }
 
-// Use returns what keeps a lost resource.
-func (a *Allocator) Use(r device.ResourceName) device.Use {
+// Uses returns what keeps each of these lost resources.
+func (a *Allocator) Uses(all []device.ResourceName) map[device.ResourceName]device.Use {
+	uses := make(map[device.ResourceName]device.Use, len(all))
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.useLocked(r)
+	for _, r := range all {
+		uses[r] = a.useLocked(r)
+	}
+	return uses
 }
 
+// useLocked costs as much with many devices and pods as with few.
 func (a *Allocator) useLocked(r device.ResourceName) device.Use {
-	for _, c := range a.inForce[r] {
-		if !c.Suspended {
-			return device.Kept
-		}
-	}
 	switch resource := a.ledger.Resources[r]; {
-	case resource != nil && (resource.TakenCount() > 0 || resource.Claimed()):
+	case len(a.cordons[r]) > 0 || len(a.declared[r]) > 0 || resource != nil && (resource.TakenCount() > 0 || resource.Claimed()):
 		return device.Kept
-	case len(a.usedByLocked(r)) > 0:
+	case resource != nil && resource.Requests() > 0 || a.localsWantLocked(r):
 		return device.Requested
+	case len(a.suspended[r]) > 0:
+		return device.HasSuspended
 	}
 	return device.Unused
+}
+
+// localsWantLocked reports whether a pod that the API server does not have requests a resource.
+func (a *Allocator) localsWantLocked(r device.ResourceName) bool {
+	for _, p := range a.locals {
+		if p.active() && slices.ContainsFunc(p.demand.Demands, func(d device.Demand) bool { return d.Wants[r] > 0 }) {
+			return true
+		}
+	}
+	return false
 }
 
 // usedByLocked returns the pods that have or request devices of a resource.

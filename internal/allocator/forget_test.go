@@ -2,6 +2,7 @@ package allocator_test
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"testing"
@@ -229,7 +230,7 @@ func TestDisplace_Requested_PodWaitsAndTheNodeShowsNoneForOthers(t *testing.T) {
 		r.plugins.lose(gpu)
 		r.bind("a", app(gpu, 1))
 		r.check()
-		if got := r.Use(gpu); got != device.Requested {
+		if got := r.Uses([]device.ResourceName{gpu})[gpu]; got != device.Requested {
 			t.Errorf("its use is %d, want that pods request it", got)
 		}
 		if err := r.Displace(gpu); err != nil {
@@ -263,7 +264,7 @@ func TestDisplace_HeldOrCordoned_IsKept(t *testing.T) {
 		r.check()
 		kept := func() {
 			t.Helper()
-			if err := r.Displace(gpu); r.Use(gpu) != device.Kept || !errors.As(err, new(*device.InUseError)) {
+			if err := r.Displace(gpu); r.Uses([]device.ResourceName{gpu})[gpu] != device.Kept || !errors.As(err, new(*device.InUseError)) {
 				t.Errorf("it is displaced: %v", err)
 			}
 			r.check()
@@ -274,5 +275,27 @@ func TestDisplace_HeldOrCordoned_IsKept(t *testing.T) {
 		}
 		r.Drop("a")
 		kept()
+	})
+}
+
+// A plugin registers, and is refused, as often as it likes: what devmgrd asks then costs as much with large pods on the node as with none.
+func TestUses_PodsRequestMuch_CostsTheSame(t *testing.T) { // not parallel: it counts allocations
+	run(t, func(r *harness) {
+		uses := func() float64 { return testing.AllocsPerRun(10, func() { r.Uses([]device.ResourceName{"junk.example/0"}) }) }
+		before := uses()
+		for i := range 20 {
+			d := device.PodDemand{Pod: device.Pod{UID: device.PodUID(fmt.Sprint("p", i)), Namespace: "n", Name: fmt.Sprint("p", i)}}
+			for c := range 60 {
+				one := device.Demand{Container: device.Container{Pod: d.Pod.UID, Name: fmt.Sprint("c", c)}, Kind: device.App, Wants: map[device.ResourceName]int{}}
+				for n := range 40 {
+					one.Wants[device.ResourceName(fmt.Sprintf("a.example/%d", n))] = 1
+				}
+				d.Demands = append(d.Demands, one)
+			}
+			r.Bind(d)
+		}
+		if after := uses(); after > before {
+			t.Errorf("%v allocations, and %v before", after, before)
+		}
 	})
 }

@@ -74,9 +74,10 @@ func (s OfferState) String() string {
 type Use int
 
 const (
-	Unused    Use = iota
-	Requested     // pods request it, have none of its devices, and wait
-	Kept          // pods have its devices or name them by claims, or an operator has cordoned one
+	Unused       Use = iota
+	HasSuspended     // unused, and devices are suspended, which would be forgotten too
+	Requested        // pods request it, have none of its devices, and wait
+	Kept             // pods have its devices or name them by claims, or an operator has cordoned one
 )
 
 // A PluginRecord is the store's record of a resource. With it devmgrd reconnects to a serving plugin without a new

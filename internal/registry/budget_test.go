@@ -63,9 +63,8 @@ func TestTotalBytes(t *testing.T) {
 // forgetful forgets whatever is asked for.
 type forgetful struct{ f *harness }
 
-func (forgetful) Devices(device.ResourceName) ([]device.DeviceStatus, bool) { return nil, true }
-func (forgetful) Use(device.ResourceName) device.Use                        { return device.Unused }
-func (l forgetful) Displace(r device.ResourceName) error                    { return l.f.Forget(r) }
+func (forgetful) Uses([]device.ResourceName) map[device.ResourceName]device.Use { return nil }
+func (l forgetful) Displace(r device.ResourceName) error                        { return l.f.Forget(r) }
 
 // A lost resource that is not in use makes room.
 func TestTotalBytes_LostResourceMakesRoom(t *testing.T) {
@@ -209,15 +208,18 @@ type used struct {
 	use device.Use
 }
 
-func (u used) Use(name device.ResourceName) device.Use {
-	if strings.HasPrefix(string(name), "junk") {
-		return u.use
+func (u used) Uses(names []device.ResourceName) map[device.ResourceName]device.Use {
+	uses := map[device.ResourceName]device.Use{}
+	for _, name := range names {
+		if strings.HasPrefix(string(name), "junk") {
+			uses[name] = u.use
+		}
 	}
-	return device.Unused
+	return uses
 }
 
 func (u used) Displace(name device.ResourceName) error {
-	if u.Use(name) == device.Kept {
+	if u.Uses([]device.ResourceName{name})[name] == device.Kept {
 		return &device.InUseError{Resource: name}
 	}
 	return u.forgetful.Displace(name)
@@ -304,7 +306,13 @@ func TestRoom_SuccessorsInTheCommonDirectory_CountForTheirAccount(t *testing.T) 
 // kept is an Allocator of which pods have a device of each resource.
 type kept struct{ forgetful }
 
-func (kept) Use(device.ResourceName) device.Use { return device.Kept }
+func (kept) Uses(names []device.ResourceName) map[device.ResourceName]device.Use {
+	uses := map[device.ResourceName]device.Use{}
+	for _, name := range names {
+		uses[name] = device.Kept
+	}
+	return uses
+}
 
 // devmgrd restarts. The plugins of a pod in the common directory count in its quota before they are connected again.
 func TestRoom_Restart_RememberedPluginsCountInTheirPodsQuota(t *testing.T) {

@@ -178,24 +178,8 @@ type fakeLedger struct {
 	fail                                 error
 }
 
-func (l *fakeLedger) Devices(r device.ResourceName) ([]device.DeviceStatus, bool) {
-	switch r {
-	case l.cordoned:
-		return []device.DeviceStatus{{}, {Cordon: &device.Cordon{Suspended: true}}, {Cordon: &device.Cordon{}}}, true
-	case l.suspended:
-		return []device.DeviceStatus{{}, {Cordon: &device.Cordon{Suspended: true}}}, true
-	}
-	return []device.DeviceStatus{{}}, true
-}
-
-func (l *fakeLedger) Use(r device.ResourceName) device.Use {
-	switch r {
-	case l.used, l.cordoned:
-		return device.Kept
-	case l.requested:
-		return device.Requested
-	}
-	return device.Unused
+func (l *fakeLedger) Uses([]device.ResourceName) map[device.ResourceName]device.Use {
+	return map[device.ResourceName]device.Use{l.used: device.Kept, l.cordoned: device.Kept, l.requested: device.Requested, l.suspended: device.HasSuspended}
 }
 
 func (l *fakeLedger) Displace(r device.ResourceName) error {

@@ -102,7 +102,7 @@ func (r *Registry) checkAcceptable(l *registration) error {
 	r.mu.Lock()
 	err := r.checkAcceptableLocked(l, nil)
 	r.mu.Unlock()
-	if _, makes := makesRoom(err); makes && len(r.lostResources("")) > 0 {
+	if _, makes := makesRoom(err); makes && r.hasLost() {
 		return nil // accept decides
 	}
 	return err

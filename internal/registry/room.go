@@ -1,22 +1,22 @@
 package registry
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // An Allocator knows which resources are in use.
 type Allocator interface {
-	// Devices returns a resource's devices, with their cordons.
-	Devices(device.ResourceName) (all []device.DeviceStatus, known bool)
 	// Displace removes a lost resource with its records, through Registry.Forget. It fails with a *device.InUseError while the
 	// resource is kept, or a plugin serves it.
 	Displace(device.ResourceName) error
-	// Use returns what keeps a lost resource.
-	Use(device.ResourceName) device.Use
+	// Uses returns what keeps each of these lost resources. It costs as much with many devices and pods as with few.
+	Uses([]device.ResourceName) map[device.ResourceName]device.Use
 }
 
 // makesRoom reports whether lost resources may make room after a refusal: of one pod's plugins if they have used up their quota, or of any; empty.
@@ -36,20 +36,12 @@ func (r *Registry) makeRoom(forResource device.ResourceName, refusal error) bool
 	if !makes {
 		return false
 	}
-	var unused, suspended, requested []lostResource
-	for _, lost := range r.lostResources(pod) {
-		switch r.neighbours.Allocator.Use(lost.resource) {
-		case device.Unused:
-			if r.suspended(lost.resource) {
-				suspended = append(suspended, lost)
-			} else {
-				unused = append(unused, lost)
-			}
-		case device.Requested:
-			requested = append(requested, lost)
+	all, uses := r.lostResources(pod)
+	slices.SortStableFunc(all, func(a, b lostResource) int { return cmp.Compare(uses[a.resource], uses[b.resource]) })
+	for _, lost := range all {
+		if uses[lost.resource] == device.Kept {
+			break
 		}
-	}
-	for _, lost := range slices.Concat(unused, suspended, requested) {
 		err := r.neighbours.Allocator.Displace(lost.resource)
 		switch {
 		case err == nil:
@@ -67,16 +59,11 @@ func (r *Registry) makeRoom(forResource device.ResourceName, refusal error) bool
 // forgettable returns the lost resources that can be forgotten.
 func (r *Registry) forgettable() map[device.ResourceName]bool {
 	all := map[device.ResourceName]bool{}
-	for _, lost := range r.lostResources("") {
-		all[lost.resource] = r.neighbours.Allocator.Use(lost.resource) != device.Kept
+	lost, uses := r.lostResources("")
+	for _, l := range lost {
+		all[l.resource] = uses[l.resource] != device.Kept
 	}
 	return all
-}
-
-// suspended reports whether a device of a resource is suspended.
-func (r *Registry) suspended(resource device.ResourceName) bool {
-	devices, _ := r.neighbours.Allocator.Devices(resource)
-	return slices.ContainsFunc(devices, func(d device.DeviceStatus) bool { return d.Cordon != nil && d.Cordon.Suspended })
 }
 
 // A lostResource is a resource whose plugin has been away since then.
@@ -85,18 +72,31 @@ type lostResource struct {
 	since    time.Time
 }
 
-// lostResources returns the resources that are Lost and have no connected plugin, the longest lost first: those that count in a pod's quota, or all.
-func (r *Registry) lostResources(pod string) (all []lostResource) {
+// lostResources returns the resources that are Lost and have no connected plugin, the longest lost first, with what keeps them: those that count in a pod's
+// quota, or all.
+func (r *Registry) lostResources(pod string) (all []lostResource, uses map[device.ResourceName]device.Use) {
 	if r.neighbours.Allocator == nil {
-		return nil
+		return nil, nil
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	for name, s := range r.resources {
 		if s.lost() && (pod == "" || s.registration.quota.Pod == pod) {
 			all = append(all, lostResource{name, s.since})
 		}
 	}
+	r.mu.Unlock()
 	slices.SortFunc(all, func(a, b lostResource) int { return a.since.Compare(b.since) })
-	return all
+	return all, r.neighbours.Allocator.Uses(lists.Map(all, func(l lostResource) device.ResourceName { return l.resource }))
+}
+
+// hasLost reports whether a resource may make room for another.
+func (r *Registry) hasLost() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.resources {
+		if s.lost() {
+			return r.neighbours.Allocator != nil
+		}
+	}
+	return false
 }
