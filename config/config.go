@@ -53,7 +53,7 @@ type Plugins struct {
 	PreferredTimeout time.Duration `key:"preferredTimeout"` // per GetPreferredAllocation call
 	PreStartTimeout  time.Duration `key:"preStartTimeout"`  // per PreStartContainer call
 	OnDuplicate      string        `key:"onDuplicate"`      // a second plugin of a resource: replace or reject
-	MaxMessageBytes  int           `key:"maxMessageBytes"`  // of one message from a plugin
+	MaxMessageBytes  int           `key:"maxMessageBytes"`  // of one list from a plugin
 	MaxDevices       int           `key:"maxDevices"`       // of one resource
 	MaxResources     int           `key:"maxResources"`     // on this node
 	MaxTotalBytes    int           `key:"maxTotalBytes"`    // of the lists of all plugins

@@ -281,7 +281,9 @@ func TestDisplace_HeldOrCordoned_IsKept(t *testing.T) {
 // A plugin registers, and is refused, as often as it likes: what devmgrd asks then costs as much with large pods on the node as with none.
 func TestUses_PodsRequestMuch_CostsTheSame(t *testing.T) { // not parallel: it counts allocations
 	run(t, func(r *harness) {
-		uses := func() float64 { return testing.AllocsPerRun(10, func() { r.Uses([]device.ResourceName{"junk.example/0"}) }) }
+		uses := func() float64 {
+			return testing.AllocsPerRun(10, func() { r.Uses([]device.ResourceName{"junk.example/0"}) })
+		}
 		before := uses()
 		for i := range 20 {
 			d := device.PodDemand{Pod: device.Pod{UID: device.PodUID(fmt.Sprint("p", i)), Namespace: "n", Name: fmt.Sprint("p", i)}}

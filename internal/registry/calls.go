@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -19,7 +20,7 @@ func (r *Registry) Allocate(ctx context.Context, pod device.Pod, c device.Contai
 	call := call{name: "Allocate", resource: resource, timeout: r.cfg.AllocateTimeout, failure: device.PluginError}
 	err := r.do(ctx, call, func(ctx context.Context, s *session) error {
 		began := time.Now()
-		answer, err := s.client.Allocate(identify(ctx, pod, c), allocateRequest(ids))
+		answer, err := s.client.Allocate(identify(ctx, pod, c), allocateRequest(ids), grpc.MaxCallRecvMsgSize(maxAnswer))
 		r.metrics.allocated(resource, began)
 		if err != nil {
 			return err
@@ -56,7 +57,7 @@ func (r *Registry) Prefer(ctx context.Context, pod device.Pod, c device.Containe
 	var likes []device.ID
 	call := call{name: "GetPreferredAllocation", resource: resource, timeout: r.cfg.PreferredTimeout, failure: device.PluginError}
 	err := r.do(ctx, call, func(ctx context.Context, s *session) error {
-		answer, err := s.client.GetPreferredAllocation(identify(ctx, pod, c), preferredRequest(available, must, size))
+		answer, err := s.client.GetPreferredAllocation(identify(ctx, pod, c), preferredRequest(available, must, size), grpc.MaxCallRecvMsgSize(maxAnswer))
 		if err != nil {
 			return err
 		}

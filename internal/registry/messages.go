@@ -36,7 +36,7 @@ const maxKept = 16 << 10
 // messages calls ListAndWatch. The stream ends with ctx.
 func (l *registration) messages(ctx context.Context, on *session) (*messages, error) {
 	codec := newListCodec()
-	stream, err := on.client.ListAndWatch(ctx, &pluginapi.Empty{}, grpc.ForceCodecV2(codec))
+	stream, err := on.client.ListAndWatch(ctx, &pluginapi.Empty{}, grpc.ForceCodecV2(codec), grpc.MaxCallRecvMsgSize(l.registry.cfg.MaxMessageBytes))
 	return &messages{stream: stream, codec: codec, received: make(chan received)}, err
 }
 

@@ -34,7 +34,7 @@ type Config struct {
 	PreferredTimeout time.Duration // of one GetPreferredAllocation, likewise
 	PreStartTimeout  time.Duration // of one PreStartContainer, likewise
 
-	MaxMessageBytes int // the largest message accepted from a plugin
+	MaxMessageBytes int // the largest list accepted from a plugin
 	MaxDevices      int // the longest list accepted from a plugin
 	MaxResources    int // the number of resources at once
 	MaxTotalBytes   int // the approximate memory of all plugins' lists together

@@ -125,7 +125,7 @@ func (r *Registry) connectBack(ctx context.Context, l *registration) (_ *session
 	defer cancel()
 	var cause error // of the latest try that did not run out of time
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
-		on, err := connect(ctx, &l.location, l.endpoint, r.cfg.MaxMessageBytes)
+		on, err := connect(ctx, &l.location, l.endpoint)
 		if err == nil {
 			on.quota = r.quotaOf(on.process)
 			if err := on.ask(ctx); err != nil {

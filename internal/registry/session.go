@@ -18,6 +18,11 @@ import (
 	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
 )
 
+const (
+	maxAnswer      = 4 << 20  // bytes of an answer of Allocate or GetPreferredAllocation, as for the kubelet
+	maxShortAnswer = 64 << 10 // of the other calls, but for ListAndWatch
+)
+
 // A session is one connection to a plugin. It is never re-dialled: when the connection breaks, the registration opens another
 // session. So all calls through one session reach the same process.
 type session struct {
@@ -36,7 +41,7 @@ type session struct {
 }
 
 // connect opens a session with the plugin at endpoint, in one try.
-func connect(ctx context.Context, loc *location, endpoint string, maxMessage int) (*session, error) {
+func connect(ctx context.Context, loc *location, endpoint string) (*session, error) {
 	e, err := loc.open(endpoint)
 	if err != nil {
 		return nil, err
@@ -61,7 +66,7 @@ func connect(ctx context.Context, loc *location, endpoint string, maxMessage int
 		}),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"), // servers in Rust and C++ refuse a socket's path as authority
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxShortAnswer)),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0), // a plugin that rests has no stream
 	)
