@@ -87,6 +87,7 @@ type PluginRecord struct {
 	Endpoint string // the plugin's socket: a name in the directory of its registration, or a path
 	Pod      PluginPod
 	Quota    Quota           // if Pod is not known
+	Account  string          // as in Quota: in whose pods' quotas the resource counts, since one had it from another; empty: none
 	Reserve  []ReservePlugin // in the order of their registrations
 	Reported bool            // the plugin has listed Devices, even if empty
 	Devices  []Device        // as in Inventory

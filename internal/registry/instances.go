@@ -24,10 +24,15 @@ import (
 // maxReserve is the number of plugins in reserve of one resource. The oldest makes room.
 const maxReserve = 3
 
+// queues reports whether a newly connected plugin waits in reserve until it lists its devices.
+func (s *resourceState) queues(l *registration) bool {
+	return s.state == device.Serving && s.session != nil && s.registration.path != l.path
+}
+
 // queueLocked keeps a newly connected plugin in reserve until it lists its devices, and reports whether it did: the current plugin serves, and listens on
 // another socket.
 func (r *Registry) queueLocked(s *resourceState, l *registration, on *session) bool {
-	if s.state != device.Serving || s.session == nil || s.registration.path == l.path {
+	if !s.queues(l) {
 		return false
 	}
 	l.session = on

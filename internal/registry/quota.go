@@ -80,7 +80,7 @@ func (r *Registry) meetLocked(l *registration, on *session, forgettable map[devi
 // checkHandoverLocked fails if a registered plugin is one too many of its pod, after former.
 func (r *Registry) checkHandoverLocked(l *registration, s *resourceState, former device.Quota, forgettable map[device.ResourceName]bool) error {
 	if related(former, l.quota) {
-		s.handed = s.handed || s.registration == l
+		s.account = l.quota.Account
 		return nil
 	}
 	if err := r.fitsQuotaLocked(l, part{}, forgettable); err != nil {
@@ -124,13 +124,25 @@ func (p part) exceeds(limit int) bool { return p.own > limit-p.all }
 
 // checkQuotaLocked fails if a resource is one too many of its pod: a new one, or one of pods of other accounts. forgettable: see Registry.forgettable.
 func (r *Registry) checkQuotaLocked(l *registration, forgettable map[device.ResourceName]bool) error {
-	uses := part{own: 1}
-	if s := r.resources[l.resource]; s == nil {
-		uses.all = 1
-	} else if slices.ContainsFunc(s.all(), func(of *registration) bool { return related(of.quota, l.quota) }) {
+	s := r.resources[l.resource]
+	switch {
+	case s == nil:
+		return r.fitsQuotaLocked(l, part{own: 1, all: 1}, forgettable)
+	case related(s.registration.quota, l.quota):
 		return nil
 	}
-	return r.fitsQuotaLocked(l, uses, forgettable)
+	uses := part{own: 1}
+	if slices.ContainsFunc(s.reserve, func(of *registration) bool { return of.quota.Pod == l.quota.Pod }) {
+		uses.own = 0 // it counts already
+	}
+	err := r.fitsQuotaLocked(l, uses, forgettable)
+	if err == nil && !s.queues(l) { // it has the former list until it sends one
+		err = r.fitsLocked(l, []use{{of: l, weight: s.weight}}, forgettable)
+	}
+	if errors.As(err, new(*quotaError)) {
+		return err
+	}
+	return nil
 }
 
 // fitsQuotaLocked fails if a pod would have too many resources with those in uses.
@@ -148,7 +160,11 @@ func (r *Registry) fitsQuotaLocked(l *registration, uses part, forgettable map[d
 
 // owns reports whether a plugin of a resource counts in l's quota.
 func (l *registration) owns(s *resourceState, of *registration, forgettable map[device.ResourceName]bool) bool {
-	return of.quota.Pod == l.quota.Pod || related(of.quota, l.quota) && (s.handed || s.lost()) && !forgettable[s.resource]
+	if of.quota.Pod == l.quota.Pod {
+		return true
+	}
+	handed := s.account != "" && s.account == l.quota.Account
+	return (handed || s.lost() && related(of.quota, l.quota)) && !forgettable[s.resource]
 }
 
 // related reports whether two quotas are of one pod, or of pods of one account.
@@ -156,12 +172,17 @@ func related(a, b device.Quota) bool {
 	return a.Pod == b.Pod || a.Account != "" && a.Account == b.Account
 }
 
-// passLocked makes a registration the current one.
+// passLocked makes a registration the current one. What a pod has had from another one of its account counts for that account until no plugin of it is left.
 func (s *resourceState) passLocked(to *registration) {
-	if from := s.registration; from.quota.Pod != to.quota.Pod {
-		s.handed = related(from.quota, to.quota)
-	}
+	from := s.registration.quota
 	s.registration = to
+	switch {
+	case from.Pod == to.quota.Pod:
+	case related(from, to.quota):
+		s.account = to.quota.Account
+	case !slices.ContainsFunc(s.all(), func(l *registration) bool { return l.quota.Account == s.account }):
+		s.account = ""
+	}
 }
 
 // lost reports whether the resource has no plugin, so that it may make room for others.

@@ -133,3 +133,90 @@ func TestQuota_PodsHandOverSocketsInTurn_OthersHavePlaces(t *testing.T) {
 		t.Errorf("an honest pod has %d resources, want 2", got)
 	}
 }
+
+// A pod registers a long list and ends, and a pod of another account takes the resource over.
+func TestQuota_PodTakesOverFromOneThatIsAway_OthersHaveBytes(t *testing.T) {
+	t.Parallel()
+	f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 })
+	f.with.Allocator, f.with.Accounts = forgetful{f}, accounts{"a": "junk", "b": "trash", "honest": "vendor"}
+	f.run()
+	answered := func(name device.ResourceName) func() bool {
+		return func() bool { return len(f.Offers()[name].Inventory.Devices) > 0 || f.Offers()[name].LastError != "" }
+	}
+	for i, n := range []int{450, 225, 112, 56, 28, 14, 7} { // 910 are the limit
+		name := device.ResourceName(fmt.Sprintf("junk.example/%d", i))
+		p := plugintest.New(t, f.directory("a").Sockets, string(name), longList(n)...)
+		p.Serve()
+		p.MustRegister()
+		f.eventually("it is answered", answered(name))
+		p.Kill()
+		f.eventually("a is away", func() bool { return f.Offers()[name].State != device.Serving })
+		q := plugintest.New(t, f.directory("b").Sockets, string(name), longList(n)...)
+		q.Serve()
+		if q.Register() == nil {
+			f.eventually("b has it, or no room", func() bool {
+				return f.Offers()[name].State == device.Serving || q.Calls(plugintest.ListAndWatch) > 0 && q.Streams() == 0
+			})
+		}
+	}
+	for i, dir := range []string{f.directory("honest").Sockets, f.dir} {
+		name := device.ResourceName(fmt.Sprintf("vendor.example/%d", i))
+		plugintest.Start(t, dir, string(name), longList(40)...)
+		f.eventually("it is answered", answered(name))
+		if o := f.Offers()[name]; o.LastError != "" {
+			t.Errorf("a list of 40 devices is refused: %s", o.LastError)
+		}
+	}
+}
+
+// What pod b has from a, of its account, counts for a also when a pod of another account has had it for a moment, and after a restart of devmgrd.
+func TestQuota_HandedOver_CountsForTheAccount(t *testing.T) {
+	t.Parallel()
+	plugins := socketDir(t)
+	limits := func(c *registry.Config) { c.MaxResources = 32 }
+	of := accounts{"a": "junk", "b": "junk", "c": "trash"}
+	f := prepare(t, ownDirs(plugins), limits)
+	f.with.Allocator, f.with.Accounts = forgetful{f}, of
+	f.run()
+	register := func(f *harness, pod string, name device.ResourceName) (*plugintest.Plugin, error) {
+		p := plugintest.New(t, f.directory(pod).Sockets, string(name), plugintest.Devices(1)...)
+		p.Serve()
+		if err := p.Register(); err != nil {
+			p.Kill()
+			return nil, err
+		}
+		f.eventually("it has it", func() bool {
+			return f.Registrations()[name].Pod.Name == pod && f.Offers()[name].State == device.Serving
+		})
+		return p, nil
+	}
+	fill := func(f *harness, from int) (n int) {
+		for {
+			name := device.ResourceName(fmt.Sprintf("junk.example/%d", from+n))
+			p, err := register(f, "a", name)
+			if err != nil {
+				return n
+			}
+			n++
+			if !f.takesOver(t, p, plugintest.Devices(1)...) {
+				t.Fatal("b has not taken it over")
+			}
+			if c, err := register(f, "c", name); err == nil {
+				c.Kill()
+				f.eventually("b has it again", func() bool {
+					return f.Registrations()[name].Pod.Name == "b" && len(f.Registrations()[name].Reserve) == 0
+				})
+			}
+		}
+	}
+	if n, more := fill(f, 0), fill(f, 100); n != 15 || more != 0 {
+		t.Errorf("a has registered %d, and then %d more, want 15 and none", n, more)
+	}
+	f.stop()
+	g := prepare(t, ownDirs(plugins), limits, at(f.dir), known(f.memory.all()...))
+	g.with.Allocator, g.with.Accounts = forgetful{g}, of
+	g.run()
+	if more := fill(g, 200); more != 0 {
+		t.Errorf("after a restart of devmgrd a has registered %d more", more)
+	}
+}

@@ -23,7 +23,7 @@ type resourceState struct {
 	number       uint64   // device.Offer.Session
 	deviceList            // of the plugin's latest list
 	weight       int      // of deviceList
-	handed       bool     // a pod has it from another one of its service account, see quota.go
+	account      string   // in the quotas of whose pods it counts, see quota.go; empty: of none
 	lister       *session // the connection that has sent deviceList; nil: it is from the state file
 	listed       uint64   // device.Offer.Listed
 	reported     bool
@@ -43,7 +43,7 @@ type resourceState struct {
 // that the published capacity does not rise before the plugin lists its devices.
 func remembered(k device.PluginRecord, l *registration, reserve ...*registration) *resourceState {
 	s := &resourceState{
-		resource: k.Resource, registration: l, reserve: reserve, deviceList: deviceListOf(k), reported: k.Reported,
+		resource: k.Resource, registration: l, reserve: reserve, deviceList: deviceListOf(k), account: k.Account, reported: k.Reported,
 		state: device.Stale, since: time.Now(), endTimer: func() {},
 	}
 	s.weight = s.deviceList.weight()
@@ -69,7 +69,7 @@ func (s *resourceState) offer() device.Offer {
 }
 
 func (s *resourceState) record() device.PluginRecord {
-	r := device.PluginRecord{Resource: s.resource, Endpoint: s.registration.endpoint, Pod: s.registration.location.pod, Quota: s.registration.recorded(), Reported: s.reported, Devices: s.devices}
+	r := device.PluginRecord{Resource: s.resource, Endpoint: s.registration.endpoint, Pod: s.registration.location.pod, Quota: s.registration.recorded(), Account: s.account, Reported: s.reported, Devices: s.devices}
 	for _, l := range slices.SortedFunc(slices.Values(s.reserve), func(a, b *registration) int { return cmp.Compare(a.id, b.id) }) {
 		r.Reserve = append(r.Reserve, device.ReservePlugin{Endpoint: l.endpoint, Pod: l.location.pod, Quota: l.recorded(), Newer: l.id > s.registration.id})
 	}

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	maxAnswer      = 4 << 20  // bytes of an answer of Allocate or GetPreferredAllocation, as for the kubelet
+	maxAnswer      = 8 << 20  // bytes of an answer of Allocate or GetPreferredAllocation: more than device.MaxGrant, so that the error names the entry that is too long
 	maxShortAnswer = 64 << 10 // of the other calls, but for ListAndWatch
 )
 

@@ -21,6 +21,7 @@ type pluginRecord struct {
 	Endpoint string          `json:"endpoint"`
 	Pod      *pluginPod      `json:"pod,omitempty"`   // nil: not known
 	Quota    *quota          `json:"quota,omitempty"` // nil: an older version wrote the record, or there is none
+	Account  string          `json:"account,omitempty"`
 	Reserve  []reservePlugin `json:"reserve,omitempty"`
 	Reported bool            `json:"reported"`
 	Away     time.Time       `json:"away,omitzero"`
@@ -103,7 +104,7 @@ func readPlugin(b *bolt.Bucket) (device.PluginRecord, error) {
 	if err := json.Unmarshal(b.Get(recordKey), &p); err != nil {
 		return device.PluginRecord{}, err
 	}
-	r := device.PluginRecord{Endpoint: p.Endpoint, Pod: podOf(p.Pod), Quota: quotaOf(p.Quota), Reported: p.Reported, Away: p.Away, Lost: p.Lost}
+	r := device.PluginRecord{Endpoint: p.Endpoint, Pod: podOf(p.Pod), Quota: quotaOf(p.Quota), Account: p.Account, Reported: p.Reported, Away: p.Away, Lost: p.Lost}
 	for _, other := range p.Reserve {
 		r.Reserve = append(r.Reserve, device.ReservePlugin{Endpoint: other.Endpoint, Pod: podOf(other.Pod), Quota: quotaOf(other.Quota), Newer: other.Newer})
 	}
@@ -143,7 +144,7 @@ func savePlugin(d *transaction, r device.PluginRecord) error {
 	if err != nil {
 		return fail(err)
 	}
-	p := pluginRecord{Endpoint: r.Endpoint, Pod: recordOf(r.Pod), Quota: recordOfQuota(r.Quota), Reported: r.Reported, Away: r.Away, Lost: r.Lost}
+	p := pluginRecord{Endpoint: r.Endpoint, Pod: recordOf(r.Pod), Quota: recordOfQuota(r.Quota), Account: r.Account, Reported: r.Reported, Away: r.Away, Lost: r.Lost}
 	for _, other := range r.Reserve {
 		p.Reserve = append(p.Reserve, reservePlugin{other.Endpoint, recordOf(other.Pod), recordOfQuota(other.Quota), other.Newer})
 	}

@@ -113,7 +113,7 @@ func TestPlugin_Quota_IsReadBack(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	records := []device.PluginRecord{
-		{Resource: "a.com/new", Endpoint: "a.sock", Quota: device.Quota{Pod: "pod 1", Account: "ns/sa"},
+		{Resource: "a.com/new", Endpoint: "a.sock", Quota: device.Quota{Pod: "pod 1", Account: "ns/sa"}, Account: "ns/sa",
 			Reserve: []device.ReservePlugin{{Endpoint: "b.sock", Quota: device.Quota{Pod: "pod 2"}}}},
 		{Resource: "a.com/old", Endpoint: "c.sock"},
 	}
