@@ -16,6 +16,20 @@ const (
 	entrySize = 64
 )
 
+const (
+	// deviceWeight is the memory of a device without its ID and its further NUMA nodes: in the inventory, in the allocator's
+	// index, and in answers.
+	deviceWeight = 256
+	// nodeWeight is that of its second and each further NUMA node without the ID, which answers of PodResources and the mirror
+	// of the kubelet's checkpoint repeat for each node.
+	nodeWeight = 128
+)
+
+// Weight returns about how many bytes of memory the device takes: what plugins.maxTotalBytes limits.
+func (d *Device) Weight() int {
+	return deviceWeight + len(d.ID) + max(0, len(d.NUMA)-1)*(nodeWeight+len(d.ID))
+}
+
 // Size returns the number of bytes that a grant counts: its text, and a fixed number for each entry.
 func (g Grant) Size() int {
 	n := 0

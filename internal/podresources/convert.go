@@ -17,49 +17,57 @@ func entry(p *device.PodAllocation) *v1.PodResources {
 	e := &v1.PodResources{Name: p.Pod.Name, Namespace: p.Pod.Namespace, Containers: make([]*v1.ContainerResources, len(p.Containers))}
 	for i, name := range p.Containers {
 		as, _ := p.Of(name)
-		e.Containers[i] = encoded(name, devicesOf(as))
+		devices := encoding{in: func(d *v1.ContainerDevices) proto.Message {
+			return &v1.ContainerResources{Devices: []*v1.ContainerDevices{d}}
+		}}
+		devices.addAll(as)
+		e.Containers[i] = &v1.ContainerResources{Name: name}
+		addRaw(e.Containers[i], devices.raw)
 	}
 	return e
 }
 
-// encoded returns a container with its devices already encoded, as unknown fields, which protobuf sends unchanged.
-func encoded(name string, devices []*v1.ContainerDevices) *v1.ContainerResources {
-	raw, err := proto.Marshal(&v1.ContainerResources{Devices: devices})
-	if err != nil {
-		return &v1.ContainerResources{Name: name, Devices: devices} // encoding the response fails with the same error
-	}
-	c := &v1.ContainerResources{Name: name}
-	c.ProtoReflect().SetUnknown(raw)
-	return c
+// An encoding has devices as they are sent, with one entry for each device and NUMA node as the kubelet does: it never groups devices.
+// Messages with all these entries would take many times the memory that plugins.maxTotalBytes counts.
+type encoding struct {
+	in  func(*v1.ContainerDevices) proto.Message // returns a message with one entry
+	raw []byte                                   // such messages, encoded one after the other: the encoding of one with all entries
 }
 
-// devicesOf returns one entry for each device and NUMA node, as the kubelet does. It never groups devices.
-func devicesOf(as device.Assignment) []*v1.ContainerDevices {
-	var all []*v1.ContainerDevices
+// addAll adds a container's devices.
+func (e *encoding) addAll(as device.Assignment) {
 	for _, s := range as.Shares {
 		for i, id := range s.IDs {
 			var near []int
 			if s.Near != nil {
 				near = s.Near[i]
 			}
-			all = appendDevice(all, s.Resource, id, near)
+			e.add(s.Resource, id, near)
 		}
 	}
-	return all
 }
 
-// appendDevice appends the entries of one device. A device without a NUMA node has no topology, since some readers take an empty
-// topology for node 0.
-func appendDevice(to []*v1.ContainerDevices, r device.ResourceName, id device.ID, near []int) []*v1.ContainerDevices {
-	ids := []string{string(id)}
+// add adds one device. A device without a NUMA node has no topology, since some readers take an empty topology for node 0.
+func (e *encoding) add(r device.ResourceName, id device.ID, near []int) {
+	d := &v1.ContainerDevices{ResourceName: string(r), DeviceIds: []string{string(id)}}
+	message := e.in(d)
 	if len(near) == 0 {
-		return append(to, &v1.ContainerDevices{ResourceName: string(r), DeviceIds: ids})
+		e.append(message)
+		return
 	}
-	for _, node := range near {
-		to = append(to, &v1.ContainerDevices{ResourceName: string(r), DeviceIds: ids,
-			Topology: &v1.TopologyInfo{Nodes: []*v1.NUMANode{{ID: int64(node)}}}})
+	node := &v1.NUMANode{}
+	d.Topology = &v1.TopologyInfo{Nodes: []*v1.NUMANode{node}}
+	for _, n := range near {
+		node.ID = int64(n)
+		e.append(message)
 	}
-	return to
+}
+
+// append appends a message. One with an ID that is no UTF-8 cannot be sent, and no plugin can have listed it.
+func (e *encoding) append(m proto.Message) {
+	if raw, err := (proto.MarshalOptions{}).MarshalAppend(e.raw, m); err == nil {
+		e.raw = raw
+	}
 }
 
 // alphaEntry returns a pod in v1alpha1: without sidecars and topology.
@@ -67,21 +75,24 @@ func alphaEntry(p *device.PodAllocation) *v1alpha1.PodResources {
 	e := &v1alpha1.PodResources{Name: p.Pod.Name, Namespace: p.Pod.Namespace}
 	for _, name := range p.Containers[p.Sidecars:] {
 		as, _ := p.Of(name)
-		e.Containers = append(e.Containers, &v1alpha1.ContainerResources{Name: name, Devices: alphaDevices(devicesOf(as))})
+		devices := encoding{in: func(d *v1.ContainerDevices) proto.Message {
+			old := &v1alpha1.ContainerDevices{ResourceName: d.ResourceName, DeviceIds: d.DeviceIds}
+			return &v1alpha1.ContainerResources{Devices: []*v1alpha1.ContainerDevices{old}}
+		}}
+		devices.addAll(as)
+		c := &v1alpha1.ContainerResources{Name: name}
+		addRaw(c, devices.raw)
+		e.Containers = append(e.Containers, c)
 	}
 	return e
 }
 
-func alphaDevices(devices []*v1.ContainerDevices) []*v1alpha1.ContainerDevices {
-	return lists.Map(devices, func(d *v1.ContainerDevices) *v1alpha1.ContainerDevices {
-		return &v1alpha1.ContainerDevices{ResourceName: d.ResourceName, DeviceIds: d.DeviceIds}
-	})
-}
-
-// allocatable returns the devices that a container may be assigned now or later: healthy, not cordoned unless in use, and of a
-// plugin that is not lost.
-func allocatable(resources device.Resources) []*v1.ContainerDevices {
-	var all []*v1.ContainerDevices
+// allocatable returns the devices that a container may be assigned now or later, encoded for an AllocatableResourcesResponse: healthy, not
+// cordoned unless in use, and of a plugin that is not lost.
+func allocatable(resources device.Resources) []byte {
+	all := encoding{in: func(d *v1.ContainerDevices) proto.Message {
+		return &v1.AllocatableResourcesResponse{Devices: []*v1.ContainerDevices{d}}
+	}}
 	for _, r := range slices.Sorted(maps.Keys(resources.ByName)) {
 		status := resources.ByName[r]
 		if status.Offer == nil || status.Offer.State == device.Lost {
@@ -89,11 +100,11 @@ func allocatable(resources device.Resources) []*v1.ContainerDevices {
 		}
 		for _, d := range status.Offer.Inventory.Devices {
 			if d.Healthy && !status.Withdrawn[d.ID] {
-				all = appendDevice(all, r, d.ID, d.NUMA)
+				all.add(r, d.ID, d.NUMA)
 			}
 		}
 	}
-	return all
+	return all.raw
 }
 
 // listed returns all devices that plugins list, healthy or not, by resource.

@@ -46,7 +46,8 @@ func (l lister) GetAllocatableResources(ctx context.Context, _ *v1.AllocatableRe
 		all = proto.CloneOf(kubelets)
 	}
 	resources := l.cfg.Allocator.Resources()
-	all.Devices = append(managed(l.cfg.Allocator.Snapshot(), resources).without(all.Devices), allocatable(resources)...)
+	all.Devices = managed(l.cfg.Allocator.Snapshot(), resources).without(all.Devices)
+	addRaw(all, allocatable(resources))
 	return all, nil
 }
 

@@ -82,7 +82,6 @@ func (m managedResources) pod(own, kubelets *v1.PodResources) *v1.PodResources {
 	for _, c := range p.Containers {
 		c.Devices, c.DynamicResources = m.without(c.Devices), ofOthers(c.DynamicResources)
 		if o := containerOf(own, c.Name); o != nil {
-			c.Devices = append(c.Devices, o.Devices...)
 			addUnknown(c, o)
 		}
 	}
@@ -95,9 +94,12 @@ func (m managedResources) pod(own, kubelets *v1.PodResources) *v1.PodResources {
 }
 
 // addUnknown appends the fields of from that this version does not know.
-func addUnknown(to, from proto.Message) {
+func addUnknown(to, from proto.Message) { addRaw(to, from.ProtoReflect().GetUnknown()) }
+
+// addRaw appends encoded fields to a message. To protobuf they are unknown fields, which it sends unchanged.
+func addRaw(to proto.Message, fields []byte) {
 	t := to.ProtoReflect()
-	t.SetUnknown(append(t.GetUnknown(), from.ProtoReflect().GetUnknown()...))
+	t.SetUnknown(append(t.GetUnknown(), fields...))
 }
 
 // addsNothing reports whether the kubelet's entry only names the pod and its containers, as for most pods. Any other field, known or
@@ -153,7 +155,7 @@ func (m managedResources) alphaPod(own, kubelets *v1alpha1.PodResources) *v1alph
 		c.Devices = slices.DeleteFunc(c.Devices, func(d *v1alpha1.ContainerDevices) bool { return m.has(d.ResourceName) })
 		for _, o := range own.GetContainers() {
 			if o.Name == c.Name {
-				c.Devices = append(c.Devices, o.Devices...)
+				addUnknown(c, o)
 			}
 		}
 	}

@@ -5,6 +5,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	v1alpha1 "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 )
@@ -16,6 +17,37 @@ func parse[M proto.Message](t *testing.T, text string, m M) M {
 		t.Fatal(err)
 	}
 	return m
+}
+
+// withRaw moves a message's field devices to its unknown fields, encoded, as entry has it.
+func withRaw(t *testing.T, m protoreflect.Message) {
+	t.Helper()
+	devices := m.Descriptor().Fields().ByName("devices")
+	if !m.Has(devices) {
+		return
+	}
+	alone := m.New()
+	alone.Set(devices, m.Get(devices))
+	encoded, err := proto.Marshal(alone.Interface())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Clear(devices)
+	m.SetUnknown(encoded)
+}
+
+// received returns a message as a client decodes it.
+func received[M proto.Message](t *testing.T, m M) M {
+	t.Helper()
+	encoded, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := m.ProtoReflect().New().Interface()
+	if err := proto.Unmarshal(encoded, got); err != nil {
+		t.Fatal(err)
+	}
+	return got.(M)
 }
 
 // Whose word counts for what, in both versions.
@@ -54,10 +86,15 @@ func TestMerge(t *testing.T) {
 		},
 	} {
 		own, kubelets := parse(t, test.own, &v1.ListPodResourcesResponse{}), parse(t, test.kubelets, &v1.ListPodResourcesResponse{})
+		for _, p := range own.PodResources {
+			for _, c := range p.Containers {
+				withRaw(t, c.ProtoReflect())
+			}
+		}
 		before := []proto.Message{proto.Clone(own), proto.Clone(kubelets)}
 		want := parse(t, test.want, &v1.ListPodResourcesResponse{})
 		got := &v1.ListPodResourcesResponse{PodResources: merge(own.PodResources, kubelets.PodResources, o.pod)}
-		if !proto.Equal(got, want) {
+		if got = received(t, got); !proto.Equal(got, want) {
 			t.Errorf("%s: got %v\nwant %v", name, got, want)
 		}
 		if !proto.Equal(own, before[0]) || !proto.Equal(kubelets, before[1]) {
@@ -76,8 +113,13 @@ func TestMergeAlpha(t *testing.T) {
 	want := parse(t, `pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "b.com/nic" device_ids: "1"} devices {resource_name: "a.com/gpu" device_ids: "0"}} containers {name: "d"}}
 		pod_resources {name: "new" namespace: "n" containers {name: "c"}}
 		pod_resources {name: "over" namespace: "n" containers {name: "c"}}`, &v1alpha1.ListPodResourcesResponse{})
+	for _, p := range own.PodResources {
+		for _, c := range p.Containers {
+			withRaw(t, c.ProtoReflect())
+		}
+	}
 	got := &v1alpha1.ListPodResourcesResponse{PodResources: merge(own.PodResources, kubelets.PodResources, managedResources{"a.com/gpu": true}.alphaPod)}
-	if !proto.Equal(got, want) {
+	if got = received(t, got); !proto.Equal(got, want) {
 		t.Errorf("got %v\nwant %v", got, want)
 	}
 	if got := merge(own.PodResources, nil, managedResources{}.alphaPod); len(got) != 2 {

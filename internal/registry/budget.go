@@ -7,22 +7,17 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// deviceWeight is the memory of one device without its ID and its second and further NUMA nodes: in the inventory, in the allocator's index, and in answers.
-const deviceWeight = 256
-
 // weight returns the approximate memory of a list, in bytes.
 func (r *deviceList) weight() int {
 	n := 0
 	for i := range r.devices {
-		n += weightOf(&r.devices[i])
+		n += r.devices[i].Weight()
 	}
 	for id := range r.absent {
-		n += deviceWeight + len(id)
+		n += (&device.Device{ID: id}).Weight()
 	}
 	return n
 }
-
-func weightOf(d *device.Device) int { return deviceWeight + len(d.ID) + 8*max(0, len(d.NUMA)-1) }
 
 // A use is what one plugin of a resource uses of plugins.maxTotalBytes.
 type use struct {

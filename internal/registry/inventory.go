@@ -24,6 +24,9 @@ const (
 	maxID = 1 << 10
 	// maxNode is the kernel's highest number of a NUMA node (MAX_NUMNODES is 1024 at most).
 	maxNode = 1<<10 - 1
+	// maxNodes bounds the NUMA nodes of one device. Devices of real machines are near one to eight; a device near all nodes of the
+	// largest machines may as well name none.
+	maxNodes = 64
 )
 
 // faults counts the corrected faults of a list.
@@ -32,7 +35,7 @@ type faults struct {
 	double  string // one such ID
 	empty   int    // entries without ID
 	long    int    // entries with an ID of more than maxID bytes
-	nowhere int    // entries near a NUMA node above maxNode
+	nowhere int    // entries near a NUMA node above maxNode, or near more than maxNodes
 }
 
 // take makes devices the inventory of a message. Without a change they stay the same slice.
@@ -133,7 +136,8 @@ func (l *lister) takeAnew(message []*pluginapi.Device, now time.Time) (found fau
 }
 
 // leaveOut takes back what the latest message has added to the list before it, and returns the number of devices that it leaves out. The list weighs at most
-// what that before did, unless a device that returns is near more than one NUMA node. If the message has none of the former devices, its devices have their room.
+// what that before did: a device that returns and is near several NUMA nodes counts as near none until a later list has room.
+// If the message has none of the former devices, its devices have their room.
 func (l *lister) leaveOut(before deviceList) (out int) {
 	old, changed := before.devices, false
 	var kept, gone []device.Device
@@ -146,6 +150,9 @@ func (l *lister) leaveOut(before deviceList) (out int) {
 			d.NUMA, old = old[0].NUMA, old[1:]
 		} else if _, returns := before.absent[d.ID]; returns {
 			changed = true
+			if len(d.NUMA) > 1 {
+				d.NUMA = nil // an absent device weighs as much as one without a node
+			}
 		} else {
 			out++
 			continue
@@ -172,7 +179,7 @@ func (l *lister) leaveOut(before deviceList) (out int) {
 // within returns the first devices that weigh together at most room, and when the newest of them was added.
 func (l *lister) within(room int) (first []device.Device, newest int64) {
 	for i := range l.devices {
-		if room -= weightOf(&l.devices[i]); room < 0 {
+		if room -= l.devices[i].Weight(); room < 0 {
 			break
 		}
 		first, newest = l.devices[:i+1:i+1], max(newest, l.devices[i].Added)
@@ -195,8 +202,11 @@ func (l *lister) near(nodes []int, t *pluginapi.TopologyInfo) bool {
 // counts reports whether a NUMA node's number is valid.
 func counts(id int64) bool { return 0 <= id && id <= maxNode }
 
-// impossible reports whether a topology names a NUMA node above maxNode.
+// impossible reports whether a topology names a NUMA node above maxNode, or more than maxNodes.
 func impossible(t *pluginapi.TopologyInfo) bool {
+	if len(t.GetNodes()) > maxNodes {
+		return true
+	}
 	for _, n := range t.GetNodes() {
 		if n.GetID() > maxNode {
 			return true
@@ -205,11 +215,14 @@ func impossible(t *pluginapi.TopologyInfo) bool {
 	return false
 }
 
-// numa returns the NUMA nodes of a topology, ascending, without duplicates and invalid ones. Some plugins name a negative node for
-// none.
+// numa returns the NUMA nodes of a topology, ascending, without duplicates and invalid ones; none of more than maxNodes. Some
+// plugins name a negative node for none.
 func (l *lister) numa(t *pluginapi.TopologyInfo) []int {
-	if len(t.GetNodes()) == 1 {
+	switch n := len(t.GetNodes()); {
+	case n == 1:
 		return l.single(t.Nodes[0].GetID())
+	case n > maxNodes:
+		return nil
 	}
 	var nodes []int
 	for _, n := range t.GetNodes() {

@@ -27,7 +27,7 @@ func slowInventory(message []*pluginapi.Device) []device.Device {
 		d := device.Device{ID: device.ID(m.ID), Healthy: m.Health == "Healthy"}
 		nodes := map[int]bool{}
 		for _, n := range m.GetTopology().GetNodes() {
-			if n.GetID() >= 0 && n.GetID() < 1024 {
+			if len(m.Topology.Nodes) <= 64 && n.GetID() >= 0 && n.GetID() < 1024 {
 				nodes[int(n.GetID())] = true
 			}
 		}
@@ -41,10 +41,11 @@ func slowInventory(message []*pluginapi.Device) []device.Device {
 	return all
 }
 
-// slowNowhere counts the devices near a NUMA node that cannot be, of those that have a good ID.
+// slowNowhere counts the devices near a NUMA node that cannot be, or near too many, of those that have a good ID.
 func slowNowhere(message []*pluginapi.Device) (n int) {
 	for _, m := range message {
-		if m.ID != "" && len(m.ID) <= 1024 && slices.ContainsFunc(m.GetTopology().GetNodes(), func(n *pluginapi.NUMANode) bool { return n.GetID() > 1023 }) {
+		if m.ID != "" && len(m.ID) <= 1024 && (len(m.GetTopology().GetNodes()) > 64 ||
+			slices.ContainsFunc(m.GetTopology().GetNodes(), func(n *pluginapi.NUMANode) bool { return n.GetID() > 1023 })) {
 			n++
 		}
 	}
@@ -120,6 +121,12 @@ func randomDevice(random *rand.Rand) *pluginapi.Device {
 		for range n - 2 {
 			d.Topology.Nodes = append(d.Topology.Nodes, &pluginapi.NUMANode{ID: []int64{-1, 0, 1, 2, 1023, 1024, 1<<32 - 1}[random.IntN(7)]})
 		}
+		if random.IntN(8) == 0 { // near all nodes of a large machine, or near more
+			d.Topology.Nodes = nil
+			for id := range 63 + int64(random.IntN(4)) {
+				d.Topology.Nodes = append(d.Topology.Nodes, &pluginapi.NUMANode{ID: id})
+			}
+		}
 	}
 	return d
 }
@@ -135,6 +142,31 @@ func TestListerKeepsInventoryOfPredecessor(t *testing.T) {
 	l.take(nil, time.Now())
 	if len(l.devices) != 0 {
 		t.Error("an empty list is a list")
+	}
+}
+
+// Devices are absent, and come back near several NUMA nodes when there is no room for more than before.
+func TestLeaveOut_DeviceReturnsNearManyNodes_WeighsNoMore(t *testing.T) {
+	t.Parallel()
+	l := lister{most: 10}
+	l.take([]*pluginapi.Device{{ID: "a"}, {ID: "b"}}, time.Now())
+	l.take(nil, time.Now())
+	before := l.deviceList
+	near := &pluginapi.TopologyInfo{}
+	for id := range int64(64) {
+		near.Nodes = append(near.Nodes, &pluginapi.NUMANode{ID: id})
+	}
+	message := []*pluginapi.Device{{ID: "a", Topology: near}, {ID: "b", Topology: &pluginapi.TopologyInfo{Nodes: near.Nodes[:1]}}, {ID: "c"}}
+	l.take(message, time.Now())
+	if out := l.leaveOut(before); out != 1 || !sameDevices(l.devices, []device.Device{{ID: "a"}, {ID: "b", NUMA: []int{0}}}) {
+		t.Errorf("%d left out, devices %v", out, l.devices)
+	}
+	if l.weight() > before.weight() {
+		t.Errorf("the list weighs %d, and weighed %d", l.weight(), before.weight())
+	}
+	l.take(message[:2], time.Now())
+	if len(l.devices[0].NUMA) != 64 {
+		t.Errorf("the next list is not taken: %v", l.devices)
 	}
 }
 
