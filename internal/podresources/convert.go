@@ -17,7 +17,7 @@ func entry(p *device.PodAllocation) *v1.PodResources {
 	e := &v1.PodResources{Name: p.Pod.Name, Namespace: p.Pod.Namespace, Containers: make([]*v1.ContainerResources, len(p.Containers))}
 	for i, name := range p.Containers {
 		as, _ := p.Of(name)
-		devices := encoding{in: func(d *v1.ContainerDevices) proto.Message {
+		devices := encoder{in: func(d *v1.ContainerDevices) proto.Message {
 			return &v1.ContainerResources{Devices: []*v1.ContainerDevices{d}}
 		}}
 		devices.addAll(as)
@@ -27,15 +27,15 @@ func entry(p *device.PodAllocation) *v1.PodResources {
 	return e
 }
 
-// An encoding has devices as they are sent, with one entry for each device and NUMA node as the kubelet does: it never groups devices.
+// An encoder has devices as they are sent, with one entry for each device and NUMA node as the kubelet does: it never groups devices.
 // Messages with all these entries would take many times the memory that plugins.maxTotalBytes counts.
-type encoding struct {
+type encoder struct {
 	in  func(*v1.ContainerDevices) proto.Message // returns a message with one entry
 	raw []byte                                   // such messages, encoded one after the other: the encoding of one with all entries
 }
 
 // addAll adds a container's devices.
-func (e *encoding) addAll(as device.Assignment) {
+func (e *encoder) addAll(as device.Assignment) {
 	for _, s := range as.Shares {
 		for i, id := range s.IDs {
 			var near []int
@@ -48,7 +48,7 @@ func (e *encoding) addAll(as device.Assignment) {
 }
 
 // add adds one device. A device without a NUMA node has no topology, since some readers take an empty topology for node 0.
-func (e *encoding) add(r device.ResourceName, id device.ID, near []int) {
+func (e *encoder) add(r device.ResourceName, id device.ID, near []int) {
 	d := &v1.ContainerDevices{ResourceName: string(r), DeviceIds: []string{string(id)}}
 	message := e.in(d)
 	if len(near) == 0 {
@@ -64,7 +64,7 @@ func (e *encoding) add(r device.ResourceName, id device.ID, near []int) {
 }
 
 // append appends a message. One with an ID that is no UTF-8 cannot be sent, and no plugin can have listed it.
-func (e *encoding) append(m proto.Message) {
+func (e *encoder) append(m proto.Message) {
 	if raw, err := (proto.MarshalOptions{}).MarshalAppend(e.raw, m); err == nil {
 		e.raw = raw
 	}
@@ -75,7 +75,7 @@ func alphaEntry(p *device.PodAllocation) *v1alpha1.PodResources {
 	e := &v1alpha1.PodResources{Name: p.Pod.Name, Namespace: p.Pod.Namespace}
 	for _, name := range p.Containers[p.Sidecars:] {
 		as, _ := p.Of(name)
-		devices := encoding{in: func(d *v1.ContainerDevices) proto.Message {
+		devices := encoder{in: func(d *v1.ContainerDevices) proto.Message {
 			old := &v1alpha1.ContainerDevices{ResourceName: d.ResourceName, DeviceIds: d.DeviceIds}
 			return &v1alpha1.ContainerResources{Devices: []*v1alpha1.ContainerDevices{old}}
 		}}
@@ -90,7 +90,7 @@ func alphaEntry(p *device.PodAllocation) *v1alpha1.PodResources {
 // allocatable returns the devices that a container may be assigned now or later, encoded for an AllocatableResourcesResponse: healthy, not
 // cordoned unless in use, and of a plugin that is not lost.
 func allocatable(resources device.Resources) []byte {
-	all := encoding{in: func(d *v1.ContainerDevices) proto.Message {
+	all := encoder{in: func(d *v1.ContainerDevices) proto.Message {
 		return &v1.AllocatableResourcesResponse{Devices: []*v1.ContainerDevices{d}}
 	}}
 	for _, r := range slices.Sorted(maps.Keys(resources.ByName)) {

@@ -23,7 +23,7 @@ func TestPartsFitEveryClient(t *testing.T) {
 		s := device.Share{Resource: "vendor.com/gpu", IDs: []device.ID{device.ID(fmt.Sprintf("%s%04d", long, i))}}
 		b.Pods = append(b.Pods, device.PodStatus{PodAllocation: &device.PodAllocation{Assignments: []device.Assignment{{Shares: []device.Share{s}}}}})
 	}
-	for _, part := range parts(b) {
+	for part := range parts(b) {
 		if n := proto.Size(&podresourcesv1.WatchResponse{Content: &podresourcesv1.WatchResponse_Snapshot{Snapshot: part}}); n > 4<<20 {
 			t.Errorf("a part of %d bytes", n)
 		}

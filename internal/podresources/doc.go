@@ -8,6 +8,7 @@
 // The files:
 //
 //	limits.go      each client has a rate of its own
+//	unread.go      answers that no client has read yet, their sum, and turns for new ones
 //	kubelet.go     ask the kubelet for CPUs, memory, dynamic resources, and devices of other managers
 //	convert.go     a pod's entry in each version of the API: pure
 //	ask.go         what the kubelet's own device manager has, for "devmgrd check"
@@ -30,7 +31,8 @@
 //     kubelet's Get while calls are few, so that the kubelet's metrics count it.
 //   - Get never returns a pod without the devices that it asks for: Get waits for them, and fails with the pod's reason if they do
 //     not come. List waits shortly for allocations in progress.
-//   - A slow or busy client slows down itself alone. A client that reads a watch too slowly is dropped with RESOURCE_EXHAUSTED,
+//   - A slow or busy client slows down itself alone. The next answer for a client is built when the client has read most of the ones
+//     before, and a connection whose client reads nothing is closed. A client that reads a watch too slowly is dropped with RESOURCE_EXHAUSTED,
 //     and may continue at its revision.
 //   - No container needs this package to start. A socket that cannot be bound is retried and logged.
 //

@@ -12,7 +12,6 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/locks"
-	"github.com/devmgrd/devmgrd/internal/socket/peercreds"
 )
 
 const (
@@ -32,6 +31,9 @@ type lister struct {
 func (l lister) List(ctx context.Context, _ *v1.ListPodResourcesRequest) (*v1.ListPodResourcesResponse, error) {
 	l.waitForAllocations(ctx)
 	kubelets := ask(ctx, l.kubelet, func(k *kubelet) *sharedCall[*v1.ListPodResourcesResponse] { return &k.list })
+	if err := l.turn(ctx); err != nil {
+		return nil, err
+	}
 	snapshot := l.cfg.Allocator.Snapshot()
 	m := managed(snapshot, l.cfg.Allocator.Resources())
 	all := &v1.ListPodResourcesResponse{PodResources: merge(activeEntries(&l.entries, snapshot), kubelets.GetPodResources(), m.pod)}
@@ -41,8 +43,12 @@ func (l lister) List(ctx context.Context, _ *v1.ListPodResourcesRequest) (*v1.Li
 
 // GetAllocatableResources returns the kubelet's CPUs and memory, the devices of other managers, and devmgrd's devices.
 func (l lister) GetAllocatableResources(ctx context.Context, _ *v1.AllocatableResourcesRequest) (*v1.AllocatableResourcesResponse, error) {
+	kubelets := ask(ctx, l.kubelet, func(k *kubelet) *sharedCall[*v1.AllocatableResourcesResponse] { return &k.allocatable })
+	if err := l.turn(ctx); err != nil {
+		return nil, err
+	}
 	all := &v1.AllocatableResourcesResponse{}
-	if kubelets := ask(ctx, l.kubelet, func(k *kubelet) *sharedCall[*v1.AllocatableResourcesResponse] { return &k.allocatable }); kubelets != nil {
+	if kubelets != nil {
 		all = proto.CloneOf(kubelets)
 	}
 	resources := l.cfg.Allocator.Resources()
@@ -68,6 +74,9 @@ func (l lister) Get(ctx context.Context, request *v1.GetPodResourcesRequest) (*v
 		if err != nil {
 			return nil, err
 		}
+		if err := l.turn(ctx); err != nil {
+			return nil, err
+		}
 		own = entry(p.PodAllocation)
 	}
 	if own == nil && kubelets.GetPodResources() == nil {
@@ -84,7 +93,7 @@ func (l lister) find(ctx context.Context, name podName, atKubelet bool) (bool, e
 	if _, known := l.active(name); known || !atKubelet || l.cfg.Pods == nil {
 		return known, nil
 	}
-	err := peercreds.Of[*client](ctx).finds.Wait(ctx)
+	err := callOf(ctx).conn.client.finds.Wait(ctx)
 	if err == nil {
 		_, err = l.cfg.Pods.Find(ctx, name.namespace, name.name)
 	}

@@ -67,6 +67,7 @@ type Server struct {
 	alpha   entryCache[*v1alpha1.PodResources]
 	epoch   string // of this process; revisions of other processes are unknown
 
+	clients   *clients
 	readLimit time.Duration // tests change it
 	self      int           // this process's ID; tests change it
 
@@ -99,6 +100,7 @@ func New(c Config) *Server {
 		alpha:   entryCache[*v1alpha1.PodResources]{encode: alphaEntry},
 		epoch:   newEpoch(),
 
+		clients:   newClients(),
 		readLimit: readLimit,
 		self:      os.Getpid(),
 		limiter:   connlimit.New(connections, connlimit.UnixClient),
@@ -134,7 +136,8 @@ func (s *Server) Run(ctx context.Context) error {
 	defer s.work.Wait()
 	defer cancel()
 	server := grpc.NewServer(
-		grpc.Creds(peercreds.New(new(clients).identify)),
+		grpc.Creds(peercreds.New(s.clients.identify)),
+		grpc.ForceServerCodecV2(newCodec()),
 		grpc.MaxRecvMsgSize(maxRequestBytes),
 		grpc.MaxConcurrentStreams(connectionStreams),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: connectionIdle}),
@@ -249,6 +252,9 @@ type alphaLister struct {
 func (l alphaLister) List(ctx context.Context, _ *v1alpha1.ListPodResourcesRequest) (*v1alpha1.ListPodResourcesResponse, error) {
 	l.waitForAllocations(ctx)
 	kubelets := ask(ctx, l.kubelet, func(k *kubelet) *sharedCall[*v1alpha1.ListPodResourcesResponse] { return &k.alpha })
+	if err := l.turn(ctx); err != nil {
+		return nil, err
+	}
 	snapshot := l.cfg.Allocator.Snapshot()
 	m := managed(snapshot, l.cfg.Allocator.Resources())
 	all := &v1alpha1.ListPodResourcesResponse{PodResources: merge(activeEntries(&l.alpha, snapshot), kubelets.GetPodResources(), m.alphaPod)}
@@ -257,6 +263,9 @@ func (l alphaLister) List(ctx context.Context, _ *v1alpha1.ListPodResourcesReque
 }
 
 // ListDevices returns all devices that plugins list.
-func (l alphaLister) ListDevices(context.Context, *proposal.ListDevicesRequest) (*proposal.ListDevicesResponse, error) {
+func (l alphaLister) ListDevices(ctx context.Context, _ *proposal.ListDevicesRequest) (*proposal.ListDevicesResponse, error) {
+	if err := l.turn(ctx); err != nil {
+		return nil, err
+	}
 	return &proposal.ListDevicesResponse{Devices: listed(l.cfg.Allocator.Resources())}, nil
 }

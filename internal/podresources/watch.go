@@ -3,6 +3,7 @@ package podresources
 import (
 	"crypto/rand"
 	"fmt"
+	"iter"
 	"strconv"
 	"strings"
 	"time"
@@ -60,7 +61,7 @@ func (w watcher) Watch(request *podresourcesv1.WatchRequest, stream grpc.ServerS
 	}
 	if !known {
 		s := w.cfg.Allocator.Snapshot()
-		for _, part := range parts(s) {
+		for part := range parts(s) {
 			r := &podresourcesv1.WatchResponse{Content: &podresourcesv1.WatchResponse_Snapshot{Snapshot: part}}
 			if part.Last {
 				r.Resume = w.resume(s.Revision)
@@ -137,25 +138,28 @@ func (s sender) send(r *podresourcesv1.WatchResponse) error {
 	}
 }
 
-// parts returns all pods that have devices, in parts.
-func parts(s *device.Snapshot) []*podresourcesv1.Snapshot {
-	part := &podresourcesv1.Snapshot{First: true}
-	all, n := []*podresourcesv1.Snapshot{part}, 0
-	for _, status := range s.Pods {
-		if len(status.Assignments) == 0 {
-			continue
+// parts yields all pods that have devices, in parts, each made when the one before has been sent.
+func parts(s *device.Snapshot) iter.Seq[*podresourcesv1.Snapshot] {
+	return func(yield func(*podresourcesv1.Snapshot) bool) {
+		part, n := &podresourcesv1.Snapshot{First: true}, 0
+		for _, status := range s.Pods {
+			if len(status.Assignments) == 0 {
+				continue
+			}
+			p := podOf(status.PodAllocation)
+			size := proto.Size(p)
+			if n > 0 && n+size > partBytes {
+				if !yield(part) {
+					return
+				}
+				part, n = &podresourcesv1.Snapshot{}, 0
+			}
+			n += size
+			part.Pods = append(part.Pods, p)
 		}
-		p := podOf(status.PodAllocation)
-		size := proto.Size(p)
-		if n > 0 && n+size > partBytes {
-			part, n = &podresourcesv1.Snapshot{}, 0
-			all = append(all, part)
-		}
-		n += size
-		part.Pods = append(part.Pods, p)
+		part.Last = true
+		yield(part)
 	}
-	part.Last = true
-	return all
 }
 
 // changeOf returns a change for the client; nil: the pod had no devices before, and has none now.

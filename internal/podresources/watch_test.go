@@ -18,6 +18,7 @@ import (
 
 	podresourcesv1 "github.com/devmgrd/devmgrd/api/devmgrd/podresources/v1"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/podresources"
 	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
@@ -284,4 +285,29 @@ func (r *harness) smallWindow() podresourcesv1.PodResourcesServiceClient {
 	}
 	r.t.Cleanup(func() { conn.Close() })
 	return podresourcesv1.NewPodResourcesServiceClient(conn)
+}
+
+// A client has watches up to a limit. When one has ended there may be another.
+func TestWatch_TooManyOfOneClient_AreRefused(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	watch := func(ctx context.Context) error {
+		stream, err := r.watch.Watch(ctx, &podresourcesv1.WatchRequest{})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		return err
+	}
+	ctx, end := context.WithCancel(t.Context())
+	defer end()
+	for range podresources.ClientWatches {
+		if err := watch(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := watch(t.Context()); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("one more ended with %v", err)
+	}
+	end()
+	plugintest.Eventually(t, "there is room for another", func() bool { return watch(t.Context()) == nil })
 }
