@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"iter"
 	"log/slog"
 	"net"
 	"os"
@@ -27,6 +28,8 @@ type View interface {
 	Resources() device.Resources
 	// Devices returns the devices of a resource, or of all; false: there is no such resource.
 	Devices(device.ResourceName) (all []device.DeviceStatus, known bool)
+	// EachDevice yields the same one by one.
+	EachDevice(device.ResourceName) iter.Seq[device.DeviceStatus]
 	// Updated returns a channel that is closed when any of these changes after the call.
 	Updated() <-chan struct{}
 }

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -110,6 +111,17 @@ func (s *Server) ListDevices(_ context.Context, request *adminv1.ListDevicesRequ
 		answer.Devices[i] = deviceOf(d)
 	}
 	return answer, nil
+}
+
+// EachDevice yields what ListDevices returns for one resource; nothing: there is no such resource.
+func (s *Server) EachDevice(resource string) iter.Seq[*adminv1.Device] {
+	return func(yield func(*adminv1.Device) bool) {
+		for d := range s.cfg.View.EachDevice(device.ResourceName(resource)) {
+			if !yield(deviceOf(d)) {
+				return
+			}
+		}
+	}
 }
 
 // WatchDevices sends all devices, and again after each change.

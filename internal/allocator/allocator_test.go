@@ -45,6 +45,31 @@ func TestTwoPodsGetDifferentDevices(t *testing.T) {
 	})
 }
 
+// Devices in use that the plugin lists no longer stand among the others, in the order of their names. A reader may stop at any of them.
+func TestEachDevice_SomeAreNotListed_OrderIsThatOfNames(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.Replace(nil)
+		r.plugins.stock(gpu, 3)
+		r.bind("a", app(gpu, 3))
+		r.expect("a", "main", "ready vendor.com/gpu[d0 d1 d2]")
+		r.plugins.offer(gpu, func(o *device.Offer) { o.Inventory.Devices = []device.Device{{ID: "d1", Healthy: true}} })
+		synctest.Wait()
+		for n, want := range []string{"", "d0 false", "d0 false, d1 true", "d0 false, d1 true, d2 false", "d0 false, d1 true, d2 false"} {
+			var got []string
+			for d := range r.EachDevice("") {
+				if len(got) == n {
+					break
+				}
+				got = append(got, fmt.Sprint(d.ID, " ", d.Listed))
+			}
+			if all := strings.Join(got, ", "); all != want {
+				t.Errorf("the first %d are %q, want %q", n, all, want)
+			}
+		}
+	})
+}
+
 func TestAContainerWithoutDevicesIsFree(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {

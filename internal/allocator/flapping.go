@@ -116,7 +116,7 @@ func (a *Allocator) logOf(r device.ResourceName, now time.Time) *flapping.Log {
 // Examinable returns the devices of a resource that health.command may examine: listed and healthy ones that no pod has.
 func (a *Allocator) Examinable(r device.ResourceName) (ids []device.ID) {
 	v, _ := a.view(r)
-	for _, d := range v.Statuses(&device.Snapshot{}) {
+	for d := range v.Statuses(&device.Snapshot{}) {
 		if d.Listed && d.Healthy && d.Holder == nil {
 			ids = append(ids, d.ID)
 		}

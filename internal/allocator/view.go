@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"iter"
 	"slices"
 	"time"
 
@@ -195,9 +196,23 @@ func (a *Allocator) Devices(of device.ResourceName) (all []device.DeviceStatus, 
 	for _, r := range a.knownResources(of) {
 		known = true
 		v, pods := a.view(r)
-		all = append(all, v.Statuses(pods)...)
+		all = slices.AppendSeq(all, v.Statuses(pods))
 	}
 	return all, known || of == ""
+}
+
+// EachDevice yields what Devices returns, to readers that keep little of it. Each resource's devices are of one moment.
+func (a *Allocator) EachDevice(of device.ResourceName) iter.Seq[device.DeviceStatus] {
+	return func(yield func(device.DeviceStatus) bool) {
+		for _, r := range a.knownResources(of) {
+			v, pods := a.view(r)
+			for d := range v.Statuses(pods) {
+				if !yield(d) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // Order returns the free devices of a resource in the order in which they should be given out one by one; nil: by their IDs.

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"iter"
 	"strings"
 	"unicode/utf8"
 
@@ -15,14 +16,14 @@ const maxDeviceSeries = 1024
 // A deviceInfo reports on each scrape the devices of this node, each with its pod: for metrics.devices.
 type deviceInfo struct {
 	view interface {
-		Devices(device.ResourceName) ([]device.DeviceStatus, bool)
+		EachDevice(device.ResourceName) iter.Seq[device.DeviceStatus]
 	}
 	info    *prometheus.Desc
 	omitted *prometheus.Desc
 }
 
 func newDeviceInfo(view interface {
-	Devices(device.ResourceName) ([]device.DeviceStatus, bool)
+	EachDevice(device.ResourceName) iter.Seq[device.DeviceStatus]
 }) *deviceInfo {
 	return &deviceInfo{view,
 		prometheus.NewDesc("devmgrd_device_info",
@@ -40,9 +41,8 @@ func (d *deviceInfo) Describe(to chan<- *prometheus.Desc) {
 
 // Collect is part of prometheus.Collector.
 func (d *deviceInfo) Collect(to chan<- prometheus.Metric) {
-	all, _ := d.view.Devices("")
 	series, omitted := 0, 0
-	for _, one := range all {
+	for one := range d.view.EachDevice("") {
 		holders := []device.Holder{{}}
 		if one.Holder != nil {
 			holders = append([]device.Holder{*one.Holder}, one.Sharers...)

@@ -2,6 +2,8 @@ package daemon
 
 import (
 	"fmt"
+	"iter"
+	"slices"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,7 +14,9 @@ import (
 // sharedDevices are devices that many pods share.
 type sharedDevices []device.DeviceStatus
 
-func (s sharedDevices) Devices(device.ResourceName) ([]device.DeviceStatus, bool) { return s, true }
+func (s sharedDevices) EachDevice(device.ResourceName) iter.Seq[device.DeviceStatus] {
+	return slices.Values(s)
+}
 
 func TestDeviceInfo_SharedDevices_SeriesAreBounded(t *testing.T) {
 	var pods []device.Holder

@@ -16,7 +16,8 @@
 //   - For any number of readers and changes there is one rendering at a time, at most one a second, and at most a twentieth of
 //     the time. No lock is held while the server writes to a client or calls the admin API.
 //   - The browser loads nothing from elsewhere: style, script and pictures are in the page, and its policy forbids all else.
-//   - The size of the page has a limit, whatever plugins list. The page names what it leaves out, with the command that shows it.
+//   - The size of the page has a limit, whatever plugins list, and so has the memory that a rendering takes: it reads devices one by
+//     one and keeps those that it shows. The page names what it leaves out, with the command that shows it.
 //   - The page is complete without the script; the script only updates it.
 //
 // # How it stays up to date

@@ -26,7 +26,7 @@ const (
 type answers struct {
 	status  *adminv1.GetStatusResponse
 	plugins *adminv1.ListPluginsResponse
-	devices *adminv1.ListDevicesResponse
+	devices []listing // of status.Resources
 	holds   *adminv1.ListAssignmentsResponse
 	spans   *adminv1.ListHistoryResponse // empty if the state file cannot be read
 	waits   []*adminv1.ExplainResponse   // of the first of status.Waiting
@@ -43,9 +43,10 @@ func gather(ctx context.Context, from Source) (a answers, err error) {
 	if err != nil {
 		return a, fmt.Errorf("asking for the plugins: %w", err)
 	}
-	a.devices, err = from.ListDevices(ctx, &adminv1.ListDevicesRequest{})
-	if err != nil {
-		return a, fmt.Errorf("asking for the devices: %w", err)
+	room := maxAllCells
+	for _, r := range a.status.Resources {
+		l := listingOf(from.EachDevice(r.Name), room)
+		a.devices, room = append(a.devices, l), room-len(l.shown)
 	}
 	a.holds, err = from.ListAssignments(ctx, &adminv1.ListAssignmentsRequest{})
 	if err != nil {

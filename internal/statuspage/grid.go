@@ -2,11 +2,13 @@ package statuspage
 
 import (
 	"cmp"
+	"iter"
 	"slices"
 	"strings"
 	"time"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // states are the states of devices, in the order of counts and explanations.
@@ -90,46 +92,70 @@ func (c cell) Title() string {
 
 func cellKey(resource, id string) string { return key("d", resource, id) }
 
-// resourcesOf returns each resource with its devices, which are sorted by resource.
-func resourcesOf(all []*adminv1.Resource, devices []*adminv1.Device, now time.Time) []resource {
-	of := map[string][]*adminv1.Device{}
-	for i := 0; i < len(devices); {
-		j := i
-		for j < len(devices) && devices[j].ResourceName == devices[i].ResourceName {
-			j++
+// A listing is the part of a resource's devices that the page shows. A plugin may list very many: the page never has all of them at once.
+type listing struct {
+	total     int
+	shown     []*adminv1.Device // each device, or those that stand out
+	left      int               // number of devices that stand out but are not shown
+	table     []row             // nil: each device is shown
+	unhealthy int               // listed devices
+	// unhealthyInUse is how many of the unhealthy ones pods have.
+	unhealthyInUse int
+}
+
+// listingOf returns a resource's devices, with at most room of them shown.
+func listingOf(devices iter.Seq[*adminv1.Device], room int) (l listing) {
+	room = min(room, maxCells)
+	var first, notable []*adminv1.Device
+	var t table
+	for d := range devices {
+		l.total++
+		t.add(d)
+		if d.Listed && !d.Healthy {
+			l.unhealthy++
+			if d.Holder != nil {
+				l.unhealthyInUse++
+			}
 		}
-		of[devices[i].ResourceName] = devices[i:j]
-		i = j
+		if len(first) < room {
+			first = append(first, d)
+		}
+		switch {
+		case ordinary(d):
+		case len(notable) < room:
+			notable = append(notable, d)
+		default:
+			l.left++
+		}
 	}
-	room := maxAllCells
+	if l.total <= room {
+		l.shown, l.left = first, 0
+		return l
+	}
+	l.shown, l.table = notable, t.all()
+	return l
+}
+
+// resourcesOf returns each resource with its devices.
+func resourcesOf(all []*adminv1.Resource, devices []listing, now time.Time) []resource {
 	list := make([]resource, len(all))
 	for i, r := range all {
-		list[i] = resourceOf(r, of[r.Name], room, now)
-		for _, p := range list[i].Places {
-			room -= len(p.Cells)
-		}
+		list[i] = resourceOf(r, devices[i], now)
 	}
 	return list
 }
 
-// resourceOf returns one resource, with at most room of its devices.
-func resourceOf(r *adminv1.Resource, devices []*adminv1.Device, room int, now time.Time) resource {
-	one := resource{Key: key("r", r.Name), Name: name(r.Name), Plugin: name(r.Plugin), Capacity: int(r.NodeCapacity), Target: int(r.TargetCapacity), Claimed: r.Claimed, Total: len(devices)}
+// resourceOf returns one resource.
+func resourceOf(r *adminv1.Resource, devices listing, now time.Time) resource {
+	one := resource{Key: key("r", r.Name), Name: name(r.Name), Plugin: name(r.Plugin), Capacity: int(r.NodeCapacity), Target: int(r.TargetCapacity), Claimed: r.Claimed,
+		Total: devices.total, Tiles: devices.total <= maxTiles, Table: devices.table, Left: devices.left}
 	for i, n := range []int32{r.Free, r.Assigned, r.Unhealthy, r.Stale, r.Cordoned, r.Suspended, r.Refused, r.Withheld, r.Quarantined, r.Releasing, r.Busy} {
 		if n > 0 {
 			one.Counts = append(one.Counts, figure{states[i].Name, int(n)})
 		}
 	}
-	room = min(room, maxCells)
-	one.Tiles = len(devices) <= maxTiles
-	if len(devices) > room {
-		one.Table = tableOf(devices)
-		devices = slices.DeleteFunc(slices.Clone(devices), ordinary)
-		one.Left = max(0, len(devices)-room)
-		devices = devices[:min(len(devices), room)]
-	}
 	places := map[string]int{}
-	for _, d := range byPlace(devices) {
+	for _, d := range byPlace(devices.shown) {
 		at := place(d.NumaNodes)
 		i, there := places[at]
 		if !there {
@@ -153,40 +179,83 @@ func ordinary(d *adminv1.Device) bool {
 // byPlace sorts stably by place.
 func byPlace(devices []*adminv1.Device) []*adminv1.Device {
 	devices = slices.Clone(devices)
-	slices.SortStableFunc(devices, func(a, b *adminv1.Device) int {
-		if len(a.NumaNodes) == 0 || len(b.NumaNodes) == 0 { // devices without a place come last
-			return cmp.Compare(len(b.NumaNodes), len(a.NumaNodes))
-		}
-		return slices.Compare(a.NumaNodes, b.NumaNodes)
-	})
+	slices.SortStableFunc(devices, func(a, b *adminv1.Device) int { return comparePlaces(a.NumaNodes, b.NumaNodes) })
 	return devices
+}
+
+// comparePlaces compares NUMA nodes of devices; those without a place come last.
+func comparePlaces(a, b []int32) int {
+	if len(a) == 0 || len(b) == 0 {
+		return cmp.Compare(len(b), len(a))
+	}
+	return slices.Compare(a, b)
 }
 
 const maxRows = 64 // of the table of places
 
-// tableOf counts devices by place and state.
-func tableOf(devices []*adminv1.Device) []row {
-	var all []row
-	at := map[string]int{}
-	for _, d := range byPlace(devices) {
-		where := place(d.NumaNodes)
-		if _, there := at[where]; !there && len(all) == maxRows {
-			where = "other places"
-		}
-		i, there := at[where]
-		if !there {
-			i = len(all)
-			at[where] = i
-			all = append(all, row{Place: where, Figures: make([]int, len(states))})
-		}
-		all[i].Total++
-		for s := range states {
-			if states[s].Name == d.State {
-				all[i].Figures[s]++
-			}
-		}
+// A table counts devices by place and state: those of the first maxRows places, and all others together.
+type table struct {
+	rows   []placeRow // ascending by place
+	others *row
+}
+
+type placeRow struct {
+	nodes []int32
+	row
+}
+
+func (t *table) add(d *adminv1.Device) {
+	at, there := slices.BinarySearchFunc(t.rows, d.NumaNodes, func(r placeRow, nodes []int32) int { return comparePlaces(r.nodes, nodes) })
+	switch {
+	case there:
+		t.rows[at].add(d)
+		return
+	case at == maxRows:
+		t.addOthers().add(d)
+		return
+	case len(t.rows) == maxRows:
+		last := t.rows[maxRows-1]
+		t.rows = t.rows[:maxRows-1]
+		t.addOthers().merge(last.row)
+	}
+	t.rows = slices.Insert(t.rows, at, placeRow{d.NumaNodes, newRow(place(d.NumaNodes))})
+	t.rows[at].add(d)
+}
+
+// addOthers returns the row of other places.
+func (t *table) addOthers() *row {
+	if t.others == nil {
+		r := newRow("other places")
+		t.others = &r
+	}
+	return t.others
+}
+
+// all returns the rows.
+func (t *table) all() []row {
+	all := lists.Map(t.rows, func(r placeRow) row { return r.row })
+	if t.others != nil {
+		all = append(all, *t.others)
 	}
 	return all
+}
+
+func newRow(place string) row { return row{Place: place, Figures: make([]int, len(states))} }
+
+func (r *row) add(d *adminv1.Device) {
+	r.Total++
+	for s := range states {
+		if states[s].Name == d.State {
+			r.Figures[s]++
+		}
+	}
+}
+
+func (r *row) merge(other row) {
+	r.Total += other.Total
+	for s, n := range other.Figures {
+		r.Figures[s] += n
+	}
 }
 
 func cellOf(d *adminv1.Device, now time.Time) cell {

@@ -95,7 +95,7 @@ func modelOf(a answers, now time.Time) *model {
 		})
 	}
 	m.MoreWaits = max(0, len(a.status.Waiting)-maxWaits)
-	m.Resources = resourcesOf(a.status.Resources, a.devices.Devices, now)
+	m.Resources = resourcesOf(a.status.Resources, a.devices, now)
 	m.addHolds(a.holds.Assignments, a.spans.Spans)
 	m.addMatters(a)
 	return m
@@ -173,15 +173,6 @@ func (m *model) addMatters(a answers) {
 	for _, c := range a.plugins.NotRedirected[:min(len(a.plugins.NotRedirected), maxStrays)] {
 		add("plugins", "container %s of %s/%s was created while devmgrd was away: a device plugin in it is registered with the kubelet", name(c.Container), name(c.Namespace), name(c.Pod))
 	}
-	sick, used := map[string]int{}, map[string]int{}
-	for _, d := range a.devices.Devices {
-		if d.Listed && !d.Healthy {
-			sick[d.ResourceName]++
-			if d.Holder != nil {
-				used[d.ResourceName]++
-			}
-		}
-	}
 	for i, r := range a.status.Resources {
 		at := m.Resources[i].Key
 		if r.OverMaxDevices > 0 {
@@ -199,7 +190,7 @@ func (m *model) addMatters(a answers) {
 		if r.Busy > 0 {
 			add(at, "%s of %s busy after their pods ended", number(int(r.Busy)), name(r.Name))
 		}
-		switch n, inUse := sick[r.Name], used[r.Name]; {
+		switch n, inUse := a.devices[i].unhealthy, a.devices[i].unhealthyInUse; {
 		case inUse > 0:
 			add(at, "%s of %s unhealthy, %s of them in use", number(n), name(r.Name), grouped(inUse))
 		case n > 0:

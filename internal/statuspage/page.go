@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"html/template"
+	"iter"
 	"log/slog"
 	"net/http"
 	"strconv"
@@ -22,7 +23,8 @@ import (
 type Source interface {
 	GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error)
 	ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error)
-	ListDevices(context.Context, *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error)
+	// EachDevice yields a resource's devices, in the order of their IDs; nothing: there is no such resource.
+	EachDevice(resource string) iter.Seq[*adminv1.Device]
 	ListAssignments(context.Context, *adminv1.ListAssignmentsRequest) (*adminv1.ListAssignmentsResponse, error)
 	ListHistory(context.Context, *adminv1.ListHistoryRequest) (*adminv1.ListHistoryResponse, error)
 	Explain(context.Context, *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error)

@@ -9,16 +9,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+	"weak"
 
 	"golang.org/x/net/html"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -40,12 +44,13 @@ type harness struct {
 	plugins []*adminv1.Plugin
 	strays  []*adminv1.PodContainer
 	devices []*adminv1.Device
+	each    iter.Seq[*adminv1.Device] // not nil: yielded for each resource, in place of devices
 	holds   []*adminv1.Assignment
 	spans   []*adminv1.Span
 	explain func(name string) *adminv1.ExplainResponse
 	trouble error // of GetStatus
 	history error
-	wait    chan struct{} // ListDevices waits for it
+	wait    chan struct{} // ListPlugins waits for it
 	moved   chan struct{}
 
 	asked atomic.Int64
@@ -74,14 +79,17 @@ func (d *harness) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv
 }
 
 func (d *harness) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error) {
-	return &adminv1.ListPluginsResponse{Plugins: d.plugins, NotRedirected: d.strays}, nil
-}
-
-func (d *harness) ListDevices(context.Context, *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
 	if d.wait != nil {
 		<-d.wait
 	}
-	return &adminv1.ListDevicesResponse{Devices: d.devices}, nil
+	return &adminv1.ListPluginsResponse{Plugins: d.plugins, NotRedirected: d.strays}, nil
+}
+
+func (d *harness) EachDevice(resource string) iter.Seq[*adminv1.Device] {
+	if d.each != nil {
+		return d.each
+	}
+	return slices.Values(slices.DeleteFunc(slices.Clone(d.devices), func(one *adminv1.Device) bool { return one.ResourceName != resource }))
 }
 
 func (d *harness) ListAssignments(context.Context, *adminv1.ListAssignmentsRequest) (*adminv1.ListAssignmentsResponse, error) {
@@ -382,6 +390,36 @@ func TestIDs(t *testing.T) {
 			t.Errorf("two elements have the id %s", n.attr("id"))
 		}
 		seen[n.attr("id")] = true
+	}
+}
+
+// A plugin lists very many devices. The page has few of them at a time.
+func TestPage_VeryManyDevices_FewAreKept(t *testing.T) {
+	t.Parallel()
+	const n = 20_000
+	alive := make(chan int, 1)
+	d := newDesk()
+	d.add(&adminv1.Resource{Name: "v.example/1", Plugin: "serving", Unhealthy: n})
+	d.each = func(yield func(*adminv1.Device) bool) {
+		var all []weak.Pointer[adminv1.Device]
+		for i := range n {
+			one := &adminv1.Device{Id: fmt.Sprintf("%05d", i), State: "unhealthy", Listed: true, NumaNodes: []int32{int32(i)}}
+			all = append(all, weak.Make(one))
+			if !yield(one) {
+				return
+			}
+		}
+		runtime.GC()
+		alive <- len(slices.DeleteFunc(all, func(p weak.Pointer[adminv1.Device]) bool { return p.Value() == nil }))
+	}
+	address, _ := serve(t, d)
+	doc := rendering(t, address)
+	if kept := <-alive; kept > 2*512 {
+		t.Errorf("%d of %d devices are kept", kept, n)
+	}
+	doc.id(t, "devices").says(t, "The table counts all 20000", "except for 19488 of them", "NUMA node 63 0 0 1", "other places 0 0 19936")
+	if n := len(doc.cells()); n != 512 {
+		t.Errorf("%d devices are shown", n)
 	}
 }
 

@@ -1,11 +1,11 @@
 package ledger
 
 import (
+	"iter"
 	"maps"
 	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // A View is one resource's devices at one moment. The caller adds the exported fields.
@@ -28,24 +28,42 @@ func (r *Resource) View(name device.ResourceName) *View {
 	}}
 }
 
-// Statuses returns each device, in the order of the names, with the pod that has it.
-func (v *View) Statuses(pods *device.Snapshot) []device.DeviceStatus {
-	holders := v.holders(pods)
-	all := lists.Map(v.of.listing.devices, func(d device.Device) device.DeviceStatus { return v.status(d, true, holders[d.ID]) })
-	unlisted := map[device.ID]bool{} // in use or cordoned
-	for id := range holders {
-		unlisted[id] = true
-	}
-	for id := range v.Cordons {
-		unlisted[id] = true
-	}
-	for id := range unlisted {
-		if !v.of.listing.Lists(id) {
-			all = append(all, v.status(device.Device{ID: id}, false, holders[id]))
+// Statuses yields each device, in the order of the names, with the pod that has it.
+func (v *View) Statuses(pods *device.Snapshot) iter.Seq[device.DeviceStatus] {
+	return func(yield func(device.DeviceStatus) bool) {
+		holders := v.holders(pods)
+		show := func(d device.Device, listed bool) bool { return yield(v.status(d, listed, holders[d.ID])) }
+		unlisted := v.unlisted(holders)
+		for _, d := range v.of.listing.devices {
+			for len(unlisted) > 0 && device.CompareIDs(unlisted[0], d.ID) < 0 {
+				if !show(device.Device{ID: unlisted[0]}, false) {
+					return
+				}
+				unlisted = unlisted[1:]
+			}
+			if !show(d, true) {
+				return
+			}
+		}
+		for _, id := range unlisted {
+			if !show(device.Device{ID: id}, false) {
+				return
+			}
 		}
 	}
-	slices.SortFunc(all, func(x, y device.DeviceStatus) int { return device.CompareIDs(x.ID, y.ID) })
-	return all
+}
+
+// unlisted returns the devices in use or cordoned that the plugin does not list.
+func (v *View) unlisted(holders map[device.ID][]device.Holder) []device.ID {
+	all := map[device.ID]bool{}
+	for id := range holders {
+		all[id] = true
+	}
+	for id := range v.Cordons {
+		all[id] = true
+	}
+	maps.DeleteFunc(all, func(id device.ID, _ bool) bool { return v.of.listing.Lists(id) })
+	return slices.SortedFunc(maps.Keys(all), device.CompareIDs)
 }
 
 // holders returns the pods that have devices, with the containers that are assigned them, or run with them.
