@@ -3,6 +3,7 @@ package podresources
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"maps"
 	"net"
 	"sync/atomic"
@@ -46,6 +47,7 @@ var errWatches = status.Errorf(codes.ResourceExhausted, "the client has %d watch
 
 // A client is a pod or another process that is connected.
 type client struct {
+	name  string // connlimit's
 	rate  *rate.Limiter
 	finds *rate.Limiter
 	turn  chan struct{} // has a value while an answer for the client is built
@@ -58,6 +60,8 @@ type client struct {
 // clients are the connected clients.
 type clients struct {
 	building chan struct{} // has a value while an answer is built
+	log      *slog.Logger
+	drops    *rate.Sometimes // limits the lines about clients that read nothing
 
 	mu     locks.Mutex[locks.Leaf]
 	all    map[string]*client // by connlimit's name
@@ -65,8 +69,9 @@ type clients struct {
 	less   chan struct{}      // closed when unread is less; nil: nothing waits for that
 }
 
-func newClients() *clients {
-	return &clients{building: make(chan struct{}, 1), all: map[string]*client{}}
+func newClients(log *slog.Logger) *clients {
+	drops := &rate.Sometimes{First: 5, Interval: time.Minute}
+	return &clients{building: make(chan struct{}, 1), log: log, drops: drops, all: map[string]*client{}}
 }
 
 // wait delays a request as the client's rate demands.
@@ -106,7 +111,7 @@ func (cs *clients) connect(conn net.Conn, name string) *connection {
 	if c == nil {
 		// A process that dials for each request stays one client: it is removed only when its rate is unused.
 		maps.DeleteFunc(cs.all, func(_ string, c *client) bool { return len(c.connections) == 0 && c.rate.Tokens() >= clientBurst })
-		c = &client{rate: rate.NewLimiter(clientRate, clientBurst), finds: rate.NewLimiter(findRate, findBurst), turn: make(chan struct{}, 1), connections: map[*connection]bool{}}
+		c = &client{name: name, rate: rate.NewLimiter(clientRate, clientBurst), finds: rate.NewLimiter(findRate, findBurst), turn: make(chan struct{}, 1), connections: map[*connection]bool{}}
 		cs.all[name] = c
 	}
 	one := &connection{Conn: conn, client: c, of: cs, answers: map[*answer]bool{}}

@@ -3,6 +3,7 @@ package podresources
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -22,7 +23,7 @@ func (s *silent) Close() error { s.closed.Store(true); return nil }
 func TestMakeRoom_ManyClientsReadNothing_TheOneWithTheMostIsClosed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := &Server{clients: newClients(), readLimit: time.Hour}
+		s := &Server{clients: newClients(slog.New(slog.DiscardHandler)), readLimit: time.Hour}
 		data := make([]byte, maxUnreadOfClient-1)
 		var all []*silent
 		for i := range maxUnread / maxUnreadOfClient {
@@ -65,7 +66,7 @@ func TestMakeRoom_ManyClientsReadNothing_TheOneWithTheMostIsClosed(t *testing.T)
 func TestAnswer_SlowReader_KeepsItsConnectionWhileItReads(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s, c := &Server{clients: newClients()}, &silent{}
+		s, c := &Server{clients: newClients(slog.New(slog.DiscardHandler))}, &silent{}
 		a := s.clients.answer(s.clients.connect(c, "agent"), make([]byte, 4*answerPart), readLimit)
 		parts, err := newCodec().Marshal(a)
 		if err != nil || len(parts) != 4 {

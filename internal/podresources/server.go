@@ -100,7 +100,7 @@ func New(c Config) *Server {
 		alpha:   entryCache[*v1alpha1.PodResources]{encode: alphaEntry},
 		epoch:   newEpoch(),
 
-		clients:   newClients(),
+		clients:   newClients(c.Log),
 		readLimit: readLimit,
 		self:      os.Getpid(),
 		limiter:   connlimit.New(connections, connlimit.UnixClient),

@@ -78,9 +78,17 @@ func (cs *clients) makeRoom(ctx context.Context) error {
 			return err
 		}
 		if c := cs.greediest(); c != nil {
-			c.Close()
+			cs.drop(c)
 		}
 	}
+}
+
+// drop closes a connection whose client does not read.
+func (cs *clients) drop(c *connection) {
+	cs.drops.Do(func() {
+		cs.log.Warn("PodResources client not reading; connection closed", "client", c.client.name)
+	})
+	c.Close()
 }
 
 // await waits until ready, which holds the lock, returns true.
@@ -155,7 +163,7 @@ func (cs *clients) answer(conn *connection, data []byte, limit time.Duration) *a
 	conn.answers[a] = true
 	conn.client.unread += len(data)
 	cs.unread += len(data)
-	a.slow = time.AfterFunc(limit, func() { conn.Close() })
+	a.slow = time.AfterFunc(limit, func() { cs.drop(conn) })
 	return a
 }
 

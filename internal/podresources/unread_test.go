@@ -128,6 +128,9 @@ func TestUnread_ClientReadsNothingForTooLong_ConnectionIsClosed(t *testing.T) {
 	if err := <-failed; status.Code(err) != codes.Unavailable {
 		t.Errorf("the call ended with %v", err)
 	}
+	if n := r.log.count("PodResources client not reading"); n != 1 {
+		t.Errorf("the log has %d lines about that", n)
+	}
 }
 
 // An agent asks many times at once, for more than its share of unread answers. It gets all of them.
