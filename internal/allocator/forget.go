@@ -11,6 +11,12 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
+// maxRetired is the number of forgotten resources that the Node may still show, beyond which a resource is not displaced: plugins choose their names, and the API
+// server may be away.
+const maxRetired = 4096
+
+var errTooManyRetired = fmt.Errorf("%d forgotten resources have to be taken off the Node first, for which the API server has to be there", maxRetired)
+
 var errRuntimeUnknown = errors.New("the container runtime has not listed its containers yet, and one may use the resource; see devmgrd status")
 
 // Forget drops a resource and returns its cordons, which go too. It fails with a *device.InUseError if a plugin serves the
@@ -40,10 +46,14 @@ func (a *Allocator) forget(r device.ResourceName, displaces bool) (lifted []devi
 	if displaces {
 		inUse = a.useLocked(r) == device.Kept
 	}
+	full := displaces && len(a.retired) >= maxRetired
 	lifted = slices.SortedFunc(maps.Values(a.cordons[r]), func(x, y device.Cordon) int { return device.CompareIDs(x.ID, y.ID) })
 	a.mu.Unlock()
 	if inUse {
 		return nil, &device.InUseError{Resource: r, Pods: users}
+	}
+	if full {
+		return nil, errTooManyRetired
 	}
 	if err := a.cfg.Registry.Forget(r); err != nil {
 		// A plugin may have registered after the state file had dropped the cordons.

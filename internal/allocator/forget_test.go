@@ -301,3 +301,26 @@ func TestUses_PodsRequestMuch_CostsTheSame(t *testing.T) { // not parallel: it c
 		}
 	})
 }
+
+// Plugins' names come and go while the API server is away: the notes to take them off the Node have a limit.
+func TestDisplace_ManyAreToBeTakenOffTheNode_IsRefused(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.RuntimeSynced(nil, nil)
+		for i := range 4097 {
+			name := device.ResourceName(fmt.Sprintf("junk.example/%d", i))
+			r.plugins.stock(name, 0)
+			r.plugins.lose(name)
+			err := r.Displace(name)
+			if refused := err != nil; refused != (i == 4096) {
+				t.Fatalf("the %dth: %v", i+1, err)
+			}
+		}
+		if err := r.ResourcesRemoved([]device.ResourceName{"junk.example/0"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Displace("junk.example/4096"); err != nil {
+			t.Error(err)
+		}
+	})
+}
