@@ -127,6 +127,15 @@ func TestDRA_EachWayToADevice_ContainersHaveWhatTheirClaimsName(t *testing.T) {
 			t.Errorf("the device of a claim has gone on to a request: %v", all)
 		}
 	})
+	t.Run("metadata", func(t *testing.T) {
+		r := r.in(t)
+		for pod, below := range map[string]string{"claim": "resourceclaims/one", "template": "resourceclaimtemplates/made"} {
+			at := "/var/run/kubernetes.io/dra-device-attributes/" + below + "/a/devmgrd.io-metadata.json"
+			if m, there := r.running(pod).Mount(at); !there || !slices.Contains(m.Options, "ro") {
+				t.Errorf("pod %s: at %s is %+v", pod, at, m)
+			}
+		}
+	})
 	t.Run("static pod", func(t *testing.T) {
 		r := r.in(t)
 		if id := r.running(mirror).Env["DEVICES"]; id == "" || holders[id] != "" {
