@@ -158,9 +158,8 @@ type Allocator struct {
 	falling
 	podsListed bool // every pod that is bound to the node is in pods
 	feed       *feed.Feed
-	snapshot   *device.Snapshot                // nil: out of date
-	faults     map[device.PodUID]*device.Fault // of pods' devices (health.go); nil: out of date
-	retired    map[device.ResourceName]bool    // forgotten resources that the Node may still show
+	snapshot   *device.Snapshot             // nil: out of date
+	retired    map[device.ResourceName]bool // forgotten resources that the Node may still show
 }
 
 // podLists are all pods, and those to which something has to be done.
@@ -285,6 +284,7 @@ func (a *Allocator) refresh() {
 		offer   device.Offer
 		listing *ledger.Listing
 		before  *ledger.Listing
+		changed []device.ID // between these
 		fallen  []device.ID
 	}
 	a.offersMu.Lock()
@@ -297,9 +297,11 @@ func (a *Allocator) refresh() {
 		a.mu.Unlock()
 		switch {
 		case !known || !device.SameList(o.Inventory.Devices, was.Inventory.Devices):
-			fresh[r] = news{o, ledger.NewListing(o.Inventory.Devices, cordons, a.cfg.Ordering(r), before), before, fallen(before, o.Inventory.Devices)}
+			listing := ledger.NewListing(o.Inventory.Devices, cordons, a.cfg.Ordering(r), before)
+			changed := listing.Changed(before)
+			fresh[r] = news{o, listing, before, changed, fallen(changed, before, listing)}
 		case o.State != was.State || o.Session != was.Session || o.Reported != was.Reported || o.PreStart != was.PreStart || o.Prefers != was.Prefers:
-			fresh[r] = news{o, before, before, nil}
+			fresh[r] = news{o, before, before, nil, nil}
 		}
 	}
 	a.mu.Lock()
@@ -317,9 +319,9 @@ func (a *Allocator) refresh() {
 		if back { // another process of the plugin may grant what the last one has refused
 			a.suspensionsDue = time.Time{}
 		}
-		a.ledger.Accept(r, n.offer, n.listing)
+		changed := a.ledger.Accept(r, n.offer, n.listing, n.changed)
 		a.refreshCordonsLocked(r) // a device may have been cordoned meanwhile
-		a.examineLocked(r)
+		a.examineLocked(r, changed)
 		a.fellLocked(r, n.fallen, n.before, time.Now())
 		a.wakeLocked(r, back)
 	}

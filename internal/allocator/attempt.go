@@ -225,6 +225,7 @@ func (a *Allocator) decideLocked(p *pod) {
 	}
 	held := p.doubt
 	p.doubt = nil
+	a.passFailuresLocked(p, held, true)
 	a.ledger.EndHold(p.demand.Pod.UID, held)
 	for r := range held {
 		a.wakeLocked(r, false)

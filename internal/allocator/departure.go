@@ -417,6 +417,7 @@ func (a *Allocator) acceptLocked(c device.Cordon) (released device.Cordon, was b
 func (a *Allocator) releasedLocked(p *pod) {
 	uid := p.demand.Pod.UID
 	devices := ledger.DevicesOf(p.assigned)
+	a.passFailuresLocked(p, devices, true)
 	a.ledger.Release(uid, devices)
 	for r := range devices {
 		a.wakeLocked(r, false)

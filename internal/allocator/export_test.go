@@ -21,6 +21,13 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		device.ResourceName
 		device.ID
 	}
+	for _, p := range a.pods {
+		fresh := *p
+		fresh.faults = nil
+		if was, now := firstOf(a.healthLocked(p)), firstOf(a.healthLocked(&fresh)); !reflect.DeepEqual(was, now) {
+			return fmt.Errorf("pod %s: fault %v, want %v", p.demand.Pod, was, now)
+		}
+	}
 	if a.snapshot != nil {
 		if now := a.snapshotLocked(); !sameSnapshot(a.snapshot, now) {
 			return fmt.Errorf("readers see %v, and the pods are %v", a.snapshot, now)
@@ -172,8 +179,36 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 				return fmt.Errorf("%s: device %s: withheld is %v", r, d.ID, !withheld)
 			}
 		}
+		if err := a.checkFailures(r); err != nil {
+			return err
+		}
 		if resource.Requests() != requests[r] {
 			return fmt.Errorf("%s: requests %d, counted %d", r, resource.Requests(), requests[r])
+		}
+	}
+	return nil
+}
+
+func firstOf(f *device.Fault, _ bool) *device.Fault { return f }
+
+// checkFailures compares the failures that are recorded with the devices that are broken.
+func (a *Allocator) checkFailures(r device.ResourceName) error {
+	resource, log := a.ledger.Resources[r], a.ledger.Failures(r)
+	if !resource.Current() {
+		return nil
+	}
+	for id := range resource.Taken() {
+		f, failed := log.Last(id)
+		user, used := a.userLocked(r, id, "")
+		recorded := false
+		for uid := range resource.Holders(id) {
+			recorded = recorded || log.Knows(id, uid, resource.Listing().Lists(id))
+		}
+		switch broken := resource.Broken(id); {
+		case !broken && failed && f.Ended.IsZero():
+			return fmt.Errorf("device %s of %s counts as failed and is not", id, r)
+		case broken && used && !recorded:
+			return fmt.Errorf("device %s of %s of pod %s has failed, and no failure is recorded", id, r, user)
 		}
 	}
 	return nil

@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"iter"
 	"slices"
 	"time"
 
@@ -10,34 +11,40 @@ import (
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
-// examineLocked checks which devices in use have failed, after the offer or its list has changed. While the plugin is
-// disconnected the devices' health is unknown and nothing changes.
-func (a *Allocator) examineLocked(r device.ResourceName) {
+// examineLocked checks which devices in use have failed or recovered, of those with which that may have happened by a change of the offer. While the
+// plugin is disconnected the devices' health is unknown and nothing changes.
+func (a *Allocator) examineLocked(r device.ResourceName, changed iter.Seq[device.ID]) {
 	resource := a.ledger.Resources[r]
 	if resource.TakenCount() > 0 {
-		defer a.healthChangedLocked()
+		a.snapshot = nil
 	}
+	log := a.ledger.Failures(r)
 	if !resource.Current() {
-		a.ledger.Failures(r).Away()
+		log.Away()
 		return
 	}
 	now := time.Now()
-	sick := map[device.PodUID]map[device.ID]bool{} // by holder
-	for id := range resource.Taken() {
-		if resource.Broken(id) {
-			uid := a.failureHolderLocked(r, id)
-			if sick[uid] == nil {
-				sick[uid] = map[device.ID]bool{}
-			}
-			sick[uid][id] = true
+	failed := map[device.PodUID]map[device.ID]bool{} // by holder
+	for id := range changed {
+		if !resource.Broken(id) {
+			log.Recover(id, now)
+			continue
 		}
+		uid := a.failureHolderLocked(r, id)
+		if log.Knows(id, uid, resource.Listing().Lists(id)) {
+			continue
+		}
+		if failed[uid] == nil {
+			failed[uid] = map[device.ID]bool{}
+		}
+		failed[uid][id] = true
 	}
-	for uid, ids := range sick {
+	for uid, ids := range failed {
 		if holder := a.pods[uid]; holder != nil {
 			a.failedLocked(holder, r, ids, now)
 		}
 	}
-	if a.ledger.Failures(r).Settle(now, resource.HasBroken) {
+	if log.Back(now) {
 		loops.Signal(a.kick)
 	}
 }
@@ -47,7 +54,7 @@ func (a *Allocator) examineLocked(r device.ResourceName) {
 func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, broken map[device.ID]bool, now time.Time) {
 	uid := holder.demand.Pod.UID
 	var failed, joined []device.ID
-	for _, id := range ledger.DevicesOf(holder.assigned)[r] {
+	for id := range holder.devices(r) {
 		if !broken[id] {
 			continue
 		}
@@ -63,41 +70,51 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, broken map[
 			failed = append(failed, id)
 		}
 	}
-	a.healthChangedLocked()
+	a.snapshot = nil
 	a.reportFailures(holder, r, failed, true)
 	a.tellFailed(holder, r, joined, true)
 }
 
-// failureHolderLocked returns the pod with which the failures of a device are recorded: of those that have been assigned it the first that is
-// active, or the first.
-func (a *Allocator) failureHolderLocked(r device.ResourceName, id device.ID) (uid device.PodUID) {
-	uid, _ = a.ledger.Resources[r].Holder(id)
+// failureHolderLocked returns the pod with which the failures of a device are recorded: that of userLocked, or the only one that has it.
+func (a *Allocator) failureHolderLocked(r device.ResourceName, id device.ID) device.PodUID {
+	uid, _ := a.ledger.Resources[r].Holder(id)
 	if len(a.ledger.Resources[r].Sharers(id)) == 0 {
 		return uid
 	}
-	found := false
-	for other := range a.holdersLocked(r, id) {
-		q := a.pods[other]
-		switch {
-		case q == nil || !q.has(r, id):
-		case q.active():
-			return other
-		case !found:
-			uid, found = other, true
-		}
+	if user, found := a.userLocked(r, id, ""); found {
+		return user
 	}
 	return uid
 }
 
-// passFailuresLocked has the failures of a pod's devices recorded with the pods that share them, when it ends.
-func (a *Allocator) passFailuresLocked(p *pod) {
+// userLocked returns, of the pods that have been assigned a device, except one, the first that is active, or the first.
+func (a *Allocator) userLocked(r device.ResourceName, id device.ID, except device.PodUID) (uid device.PodUID, found bool) {
+	for other := range a.holdersLocked(r, id) {
+		q := a.pods[other]
+		switch {
+		case other == except || q == nil || !q.has(r, id):
+		case q.active():
+			return other, true
+		case !found:
+			uid, found = other, true
+		}
+	}
+	return uid, found
+}
+
+// passFailuresLocked has the failures of devices of a pod that ends recorded with the pods that share them. leaves: the pod is about to lose the devices.
+func (a *Allocator) passFailuresLocked(p *pod, devices ledger.Devices, leaves bool) {
 	if !p.demand.Shares() {
 		return
 	}
-	for r, ids := range ledger.DevicesOf(p.assigned) {
+	own, except := p.demand.Pod.UID, device.PodUID("")
+	if leaves {
+		except = own
+	}
+	for r, ids := range devices {
 		for _, id := range ids {
-			if to := a.failureHolderLocked(r, id); to != p.demand.Pod.UID {
-				a.ledger.Failures(r).Pass(id, p.demand.Pod.UID, to)
+			if to, found := a.userLocked(r, id, except); found && to != own {
+				a.ledger.Failures(r).Pass(id, own, to)
 			}
 		}
 	}
@@ -155,16 +172,17 @@ func (a *Allocator) examinePodLocked(holder *pod) {
 }
 
 // watchFailuresLocked counts devices that have stayed unlisted as failed, reports lasting failures and forgets old ones. It
-// returns when to check again; zero: after the next change of an offer.
+// returns when to check again; zero: after the next change of an offer. Its time grows with the number of devices that are due, and not with that of those
+// that have failed.
 func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
-	for r, resource := range a.ledger.Resources {
-		due, at := a.ledger.Failures(r).Watch(now, failures.State{Current: resource.Current(), Has: resource.Has, Pod: func(uid device.PodUID) (known, active bool) {
-			holder := a.pods[uid]
-			return holder != nil, holder != nil && holder.active()
-		}})
+	active := func(uid device.PodUID) bool { return a.pods[uid] != nil && a.pods[uid].active() }
+	for r := range a.ledger.Resources {
+		log := a.ledger.Failures(r)
+		before := log.Revision()
+		due, at := log.Watch(now, active)
 		next = loops.Earliest(next, at)
-		if len(due) > 0 {
-			a.healthChangedLocked()
+		if log.Revision() != before {
+			a.snapshot = nil
 			a.changedLocked()
 		}
 		unlisted := map[*pod][]device.ID{}

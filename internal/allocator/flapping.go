@@ -34,14 +34,12 @@ type fall struct {
 	at time.Time
 }
 
-// fallen returns the devices that a list shows as unhealthy and the list before as healthy.
-func fallen(before *ledger.Listing, now []device.Device) (all []device.ID) {
-	for _, d := range now {
-		if d.Healthy {
-			continue
-		}
-		if was, listed := before.Find(d.ID); listed && was.Healthy {
-			all = append(all, d.ID)
+// fallen returns the devices, of those that have changed, that a list shows as unhealthy and the list before as healthy.
+func fallen(changed []device.ID, before, now *ledger.Listing) (all []device.ID) {
+	for _, id := range changed {
+		was, _ := before.Find(id)
+		if d, listed := now.Find(id); listed && !d.Healthy && was.Healthy {
+			all = append(all, id)
 		}
 	}
 	return all

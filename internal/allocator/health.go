@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -11,52 +12,78 @@ import (
 // What is wrong with a pod's devices is read from the failures that the events report (failures.go), so that a pod's condition and its
 // events do not contradict each other. A plugin that is lost has no event on its pods.
 
-// healthChangedLocked records that failures or plugins have changed.
-func (a *Allocator) healthChangedLocked() { a.faults, a.snapshot = nil, nil }
+// A fault is what is wrong with a pod's devices of one resource, as of a revision of its failures. A pod whose wait or assignment is newer has another one.
+type fault struct {
+	device.Fault // no Kind: none
+	revision     uint64
+	since        time.Time // of the pod
+}
 
-// healthLocked returns what is wrong with a pod's devices, and whether the health of all of them is known.
-func (a *Allocator) healthLocked(p *pod) (fault *device.Fault, known bool) {
-	fault, known = a.faultsLocked()[p.demand.Pod.UID], true
+// healthLocked returns what is wrong with a pod's devices, and whether the health of all of them is known. Its time grows with the number of the pod's
+// devices of resources with new failures.
+func (a *Allocator) healthLocked(p *pod) (*device.Fault, bool) {
+	var worst device.Fault
+	known := true
+	for _, r := range p.uses {
+		worst = worse(worst, a.faultLocked(p, r))
+	}
 	for _, r := range p.uses {
 		resource := a.ledger.Resources[r]
 		if resource != nil && resource.Current() {
 			continue
 		}
 		known = false
-		if resource != nil && resource.Offered() && resource.Offer().State == device.Lost && (fault == nil || !fault.Ended.IsZero()) {
-			fault = &device.Fault{Kind: device.FaultPluginLost, Resource: r}
+		if resource != nil && resource.Offered() && resource.Offer().State == device.Lost && (worst.Kind == "" || !worst.Ended.IsZero()) {
+			worst = device.Fault{Kind: device.FaultPluginLost, Resource: r}
 		}
 	}
-	return fault, known
+	if worst.Kind == "" {
+		return nil, known
+	}
+	found := worst // or each call would allocate one
+	return &found, known
 }
 
-// faultsLocked returns one failure for each pod that has or had one: the first that lasts, or the one that has ended last. Its time grows with the
-// number of devices that have failed within the hour.
-func (a *Allocator) faultsLocked() map[device.PodUID]*device.Fault {
-	if a.faults != nil {
-		return a.faults
+// faultLocked returns the first of a pod's devices of a resource whose failure lasts, or the one whose failure has ended last.
+func (a *Allocator) faultLocked(p *pod, r device.ResourceName) device.Fault {
+	if a.ledger.Resources[r] == nil {
+		return device.Fault{}
 	}
-	a.faults = map[device.PodUID]*device.Fault{}
-	for r, resource := range a.ledger.Resources {
-		for id, f := range a.ledger.Failures(r).Failed() {
-			now := &device.Fault{Kind: device.FaultUnhealthy, Resource: r, ID: id, Ended: f.Ended}
-			if !f.Listed {
-				now.Kind = device.FaultUnlisted
-			}
-			for uid := range resource.Holders(id) {
-				if p := a.pods[uid]; p != nil && (f.Ended.IsZero() || p.since.Before(f.Ended)) { // not that of the pod before
-					a.faults[uid] = worse(a.faults[uid], now)
-				}
-			}
+	log := a.ledger.Failures(r)
+	found, known := p.faults[r]
+	if known && found.revision == log.Revision() && found.since.Equal(p.since) {
+		return found.Fault
+	}
+	found = fault{revision: log.Revision(), since: p.since}
+	seen := map[device.ID]bool{} // where several containers may have a device
+	for id := range p.devices(r) {
+		f, failed := log.Last(id)
+		if !failed || seen[id] || !f.Ended.IsZero() && !p.since.Before(f.Ended) { // that of the pod before
+			continue
 		}
+		if len(p.assigned) > 1 {
+			seen[id] = true
+		}
+		one := device.Fault{Kind: device.FaultUnhealthy, Resource: r, ID: id, Ended: f.Ended}
+		if !f.Listed {
+			one.Kind = device.FaultUnlisted
+		}
+		found.Fault = worse(found.Fault, one)
 	}
-	return a.faults
+	if p.faults == nil {
+		p.faults = map[device.ResourceName]fault{}
+	}
+	p.faults[r] = found
+	return found.Fault
 }
 
-// worse returns the one of two faults that counts, without editing either: one that lasts, or the one that has ended last, and of several the first by name.
-func worse(a, b *device.Fault) *device.Fault {
-	if a == nil {
+// worse returns the one of two faults that counts: one that lasts, or the one that has ended last, and of several the first by name.
+func worse(a, b device.Fault) device.Fault {
+	switch {
+	case a.Kind == "":
 		return b
+	case b.Kind == "":
+		return a
 	}
 	first, lasts := a, a.Ended.IsZero() && b.Ended.IsZero()
 	switch {
@@ -68,9 +95,7 @@ func worse(a, b *device.Fault) *device.Fault {
 		first = b
 	}
 	if lasts {
-		both := *first
-		both.Others = a.Others + b.Others + 1
-		first = &both
+		first.Others = a.Others + b.Others + 1
 	}
 	return first
 }

@@ -2,6 +2,7 @@ package allocator_test
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -128,4 +129,42 @@ func TestSnapshot_Told_IsTheLastEvent(t *testing.T) {
 			t.Errorf("a pod that is ready was told %+v", w)
 		}
 	})
+}
+
+// While many devices of pods have failed, a change of another resource costs what it costs while few have: counted in allocations.
+func TestSnapshot_ManyDevicesHaveFailed_ChangeElsewhereCostsNoMore(t *testing.T) {
+	const flips = 20
+	cost := func(n int) (allocations uint64) {
+		run(t, func(r *harness) {
+			r.RuntimeSynced(nil, nil)
+			r.plugins.stock(gpu, n)
+			r.plugins.stock(nic, 1)
+			r.bind("a", app(gpu, n))
+			r.bind("b", app(nic, 1))
+			all := make([]int, n)
+			for i := range all {
+				all[i] = i
+			}
+			r.plugins.stock(gpu, n, all...)
+			r.after(time.Minute)
+			if got, want := r.health("a"), fmt.Sprint("known DeviceUnhealthy d0+", n-1); got != want {
+				t.Errorf("pod a: %s, want %s", got, want)
+			}
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			for i := range flips {
+				r.plugins.stock(nic, 1, all[:(i+1)%2]...)
+				synctest.Wait()
+				r.Snapshot()
+			}
+			runtime.ReadMemStats(&after)
+			allocations = after.Mallocs - before.Mallocs
+		})
+		return allocations
+	}
+	few, many := cost(10), cost(2010)
+	t.Logf("%d changes: %d allocations with 10 failed devices, %d with 2010", flips, few, many)
+	if many > few+flips*200 {
+		t.Errorf("%d changes of another resource cost %d allocations with 10 failed devices, and %d with 2010", flips, few, many)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -93,7 +94,9 @@ func (a *Allocator) enterLocked(p *pod, next phase) {
 		a.requestLocked(p.demand, 1)
 	case before.active && !now.active:
 		p.departure.ended = time.Now()
-		a.passFailuresLocked(p)
+		if p.demand.Shares() {
+			a.passFailuresLocked(p, ledger.DevicesOf(p.assigned), false)
+		}
 		a.requestLocked(p.demand, -1)
 	case next != absent:
 		return

@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"iter"
 	"slices"
 	"time"
 
@@ -26,9 +27,10 @@ type pod struct {
 	assigned []device.Assignment
 	doubt    ledger.Devices // devices of a failed commit, or of a record that contradicts another; nil: no doubt
 	grants
-	preparations map[string]*preparation // by container name
-	allocation   *device.PodAllocation   // as published in the feed
-	uses         []device.ResourceName   // those of its devices, ascending
+	preparations map[string]*preparation       // by container name
+	allocation   *device.PodAllocation         // as published in the feed
+	uses         []device.ResourceName         // those of its devices, ascending
+	faults       map[device.ResourceName]fault // what is wrong with its devices (health.go)
 }
 
 // A sighting is what the runtime says of a static pod that it reports: the API does not affect the pod.
@@ -85,12 +87,28 @@ func (p *pod) of(container string) (device.Assignment, bool) {
 
 // has reports whether a container of the pod has been assigned a device.
 func (p *pod) has(r device.ResourceName, id device.ID) bool {
-	for _, s := range device.Shares(p.assigned) {
-		if s.Resource == r && slices.Contains(s.IDs, id) {
+	for one := range p.devices(r) {
+		if one == id {
 			return true
 		}
 	}
 	return false
+}
+
+// devices yields the pod's devices of a resource. One that several containers have comes several times.
+func (p *pod) devices(r device.ResourceName) iter.Seq[device.ID] {
+	return func(yield func(device.ID) bool) {
+		for _, s := range device.Shares(p.assigned) {
+			if s.Resource != r {
+				continue
+			}
+			for _, id := range s.IDs {
+				if !yield(id) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // Bind reports that a pod is bound to this node and has not ended. Repeated calls change nothing.

@@ -600,6 +600,36 @@ func TestSharing_FirstPodEndsWhileDeviceFails_TheOtherIsTold(t *testing.T) {
 	}
 }
 
+// Both pods with a failed device have ended, and the first has left it, when the other one returns: the device is still failed.
+func TestSharing_BothPodsEndWhileDeviceFails_TheOneThatReturnsHasTheFailure(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.bind("b", sharing("main", "d0"))
+		for i, pod := range []string{"a", "b"} {
+			r.RuntimeCreating(running(fmt.Sprint(i), pod, "main"))
+		}
+		r.plugins.stock(gpu, 2, 0)
+		r.after(time.Minute)
+		r.Drop("a")
+		r.Drop("b")
+		r.RuntimeStopped(running("0", "a", "main"))
+		r.after(time.Minute)
+		if p := r.PodByUID("a"); p.PodAllocation != nil {
+			t.Fatalf("pod a is not gone: %+v", p)
+		}
+		r.bind("b", sharing("main", "d0"))
+		if got := r.health("b"); got != "known DeviceUnhealthy d0+0" {
+			t.Errorf("pod b: %s", got)
+		}
+		if n := r.metric("devmgrd_device_failures_total", string(gpu)); n != 1 {
+			t.Errorf("%v failures, want 1", n)
+		}
+	})
+}
+
 func TestSharing_PodReturns_ProofOfOtherDevicesGoesOn(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {

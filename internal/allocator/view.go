@@ -122,8 +122,8 @@ func (a *Allocator) publishLocked(p *pod) {
 		now.Containers, now.Sidecars = a.containersLocked(p)
 	}
 	if a.feed.Publish(p.allocation, now, time.Now()) {
-		p.allocation, a.snapshot, a.faults = now, nil, nil
-		p.uses = usesOf(p.assigned)
+		p.allocation, a.snapshot = now, nil
+		p.uses, p.faults = usesOf(p.assigned), nil
 	}
 }
 

@@ -9,5 +9,7 @@
 //	lasting     the failure has lasted for 10 s. It is due for a report to the pod's owner, who may end the pod, once an hour
 //	            for each device, so that an intermittent failure does not end pod after pod
 //
+// A Log looks only at devices that have changed, or at which something is due: a resource may have very many devices that stay failed.
+//
 // While the plugin is away the health of its devices is unknown, and no failure begins, ends or becomes lasting.
 package failures

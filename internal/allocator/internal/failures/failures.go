@@ -1,11 +1,11 @@
 package failures
 
 import (
-	"iter"
+	"container/heap"
+	"fmt"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 const (
@@ -18,14 +18,22 @@ const (
 	// memory is how long a failure is remembered. A device that has caused one eviction causes no other within
 	// this time, so that an intermittent failure does not evict pod after pod.
 	memory = time.Hour
-	// maxFailures is the number of failures remembered for one device.
-	maxFailures = 100
+	// maxFailures and maxTimes are the number of failures remembered for one device, and for all devices of the resource. The last one of each device is
+	// remembered in any case.
+	maxFailures, maxTimes = 100, 4096
+	// maxDevices is the number of a resource's devices that are remembered after they have recovered.
+	maxDevices = 1024
+	// maxWatched is the number of devices that one Watch looks at.
+	maxWatched = 4096
 )
 
 // A Log is the failures of one resource's devices while pods had them.
 type Log struct {
-	records map[device.ID]*record
-	away    bool // the plugin has been disconnected since the last Settle
+	records  map[device.ID]*record
+	queue    queue  // the records that time changes
+	times    int    // in all records
+	away     bool   // the plugin has been disconnected since the last Back
+	revision uint64 // the number of changes of what Last returns
 }
 
 // New returns an empty Log.
@@ -33,32 +41,131 @@ func New() *Log { return &Log{records: map[device.ID]*record{}} }
 
 // A record is the failures of a device while pods had it.
 type record struct {
+	id         device.ID
 	broken     time.Time // start of the current failure; zero: none, or no pod has the device
 	pending    bool      // the failure does not count yet: the device has been unlisted for less than unlistedGrace
 	listed     bool      // the plugin listed the device when it last failed
+	lasting    bool      // the failure has been reported as lasting
 	ended      time.Time // end of the last failure that counted; zero: none has ended
 	holder     device.PodUID
-	lasting    bool        // the failure has been reported as lasting
 	failures   []time.Time // the newest last
 	reportedAt time.Time   // when a failure was last reported as lasting
+	at         int         // its place in the queue, from 1; 0: it is not in the queue
+}
+
+// next returns when time changes a record of a connected plugin's device; zero: never.
+func (rec *record) next() time.Time {
+	switch {
+	case rec.broken.IsZero():
+		last := rec.reportedAt
+		if n := len(rec.failures); n > 0 && rec.failures[n-1].After(last) {
+			last = rec.failures[n-1]
+		}
+		return last.Add(memory)
+	case rec.pending:
+		return rec.broken.Add(unlistedGrace)
+	case rec.lasting:
+		return time.Time{}
+	}
+	return rec.broken.Add(Lasting)
+}
+
+// A queue is records in the order in which they are due, as a heap.
+type queue []*record
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(i, j int) bool { return q[i].next().Before(q[j].next()) }
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].at, q[j].at = i+1, j+1
+}
+
+// Push is part of heap.Interface.
+func (q *queue) Push(x any) {
+	rec := x.(*record)
+	*q = append(*q, rec)
+	rec.at = len(*q)
+}
+
+// Pop is part of heap.Interface.
+func (q *queue) Pop() any {
+	last := len(*q) - 1
+	rec := (*q)[last]
+	(*q)[last] = nil
+	*q = (*q)[:last]
+	rec.at = 0
+	return rec
+}
+
+// schedule has Watch look at a record that has changed when time changes it.
+func (l *Log) schedule(rec *record) {
+	l.unschedule(rec)
+	if !rec.next().IsZero() {
+		heap.Push(&l.queue, rec)
+	}
+}
+
+// unschedule removes a record from the queue, if it is there.
+func (l *Log) unschedule(rec *record) {
+	if rec.at > 0 {
+		heap.Remove(&l.queue, rec.at-1)
+	}
 }
 
 // count records a failure.
-func (rec *record) count(now time.Time) {
+func (l *Log) count(rec *record, now time.Time) {
+	l.expire(rec, now)
 	rec.pending = false
 	rec.failures = append(rec.failures, now)
-	if len(rec.failures) > maxFailures {
-		rec.failures = rec.failures[1:]
+	l.times++
+	l.revision++
+	if n := len(rec.failures); n > maxFailures || n > 1 && l.times > maxTimes {
+		l.cut(rec, 1)
 	}
 }
 
-// end ends the current failure, if there is one.
-func (rec *record) end(now time.Time) {
-	if !rec.broken.IsZero() && !rec.pending {
+// expire forgets old failures of a device.
+func (l *Log) expire(rec *record, now time.Time) {
+	old := 0
+	for old < len(rec.failures) && now.Sub(rec.failures[old]) > memory {
+		old++
+	}
+	l.cut(rec, old)
+}
+
+// cut forgets the oldest n failures of a device.
+func (l *Log) cut(rec *record, n int) {
+	rec.failures = rec.failures[n:]
+	l.times -= n
+}
+
+// end ends the current failure of a device, if there is one. Of a resource with more devices than are remembered the device is forgotten.
+func (l *Log) end(rec *record, now time.Time) {
+	if rec.broken.IsZero() {
+		return
+	}
+	if !rec.pending {
 		rec.ended = now
 	}
 	rec.broken, rec.pending = time.Time{}, false
+	l.revision++
+	if len(l.records) > maxDevices {
+		l.forget(rec)
+		return
+	}
+	l.schedule(rec)
 }
+
+// forget removes a record.
+func (l *Log) forget(rec *record) {
+	l.unschedule(rec)
+	l.cut(rec, len(rec.failures))
+	l.revision++
+	delete(l.records, rec.id)
+}
+
+// Clear forgets all devices.
+func (l *Log) Clear() { *l = Log{records: map[device.ID]*record{}, revision: l.revision + 1} }
 
 // Away records that the plugin is disconnected, so that the health of its devices is unknown.
 func (l *Log) Away() { l.away = true }
@@ -68,7 +175,7 @@ func (l *Log) Away() { l.away = true }
 func (l *Log) Fail(id device.ID, holder device.PodUID, listed bool, now time.Time) (begins, counts bool) {
 	rec := l.records[id]
 	if rec == nil {
-		rec = &record{}
+		rec = &record{id: id}
 		l.records[id] = rec
 	}
 	if rec.broken.IsZero() || rec.holder != holder {
@@ -76,13 +183,21 @@ func (l *Log) Fail(id device.ID, holder device.PodUID, listed bool, now time.Tim
 		begins = true
 	}
 	if rec.pending && listed {
-		rec.count(now)
+		l.count(rec, now)
 		counts = true
 	}
 	if !rec.pending {
 		rec.listed = listed
 	}
+	l.revision++
+	l.schedule(rec)
 	return begins, counts
+}
+
+// Knows reports whether Fail would change nothing.
+func (l *Log) Knows(id device.ID, holder device.PodUID, listed bool) bool {
+	rec := l.records[id]
+	return rec != nil && !rec.broken.IsZero() && rec.holder == holder && listed == (rec.listed && !rec.pending)
 }
 
 // Pass makes another pod the holder of a device that has failed, if this one is: both have the device.
@@ -92,21 +207,33 @@ func (l *Log) Pass(id device.ID, from, to device.PodUID) {
 	}
 }
 
-// Settle ends the failures that no longer last, after a list of a connected plugin. lasts reports whether a pod still has a
-// device and the device is still failed. After an absence of the plugin the failures that are left begin again, unless they
-// are lasting. Settle reports whether one does.
-func (l *Log) Settle(now time.Time, lasts func(device.ID, device.PodUID) bool) (again bool) {
-	for id, rec := range l.records {
-		switch {
-		case rec.broken.IsZero():
-		case !lasts(id, rec.holder):
-			rec.end(now)
-		case l.away && !rec.lasting:
-			rec.broken = now // its health meanwhile is unknown
-			again = true
-		}
+// Leave ends the failure of a device that a pod no longer has.
+func (l *Log) Leave(id device.ID, pod device.PodUID, now time.Time) {
+	if rec := l.records[id]; rec != nil && rec.holder == pod {
+		l.end(rec, now)
+	}
+}
+
+// Recover ends the failure of a device, if there is one.
+func (l *Log) Recover(id device.ID, now time.Time) {
+	if rec := l.records[id]; rec != nil {
+		l.end(rec, now)
+	}
+}
+
+// Back records that the plugin is connected and has listed its devices. After its absence the failures that are left begin again, unless they are
+// lasting. Back reports whether one does.
+func (l *Log) Back(now time.Time) (again bool) {
+	if !l.away {
+		return false
 	}
 	l.away = false
+	for _, rec := range l.records {
+		if !rec.broken.IsZero() && !rec.lasting {
+			rec.broken, again = now, true // its health meanwhile is unknown
+			l.schedule(rec)
+		}
+	}
 	return again
 }
 
@@ -127,58 +254,41 @@ type Due struct {
 	Count  int // failures within the hour
 }
 
-// A State is what Watch has to know of the devices and pods.
-type State struct {
-	Current bool                                     // the plugin is connected, and has listed its devices
-	Has     func(device.ID, device.PodUID) bool      // whether the pod has the device
-	Pod     func(device.PodUID) (known, active bool) // what the allocator knows of the pod
-}
-
-// Watch returns the devices that are due, and when the next may be; zero: not before a change. It forgets old failures.
-func (l *Log) Watch(now time.Time, s State) (due []Due, next time.Time) {
-	wait := func(until time.Time) {
-		next = loops.Earliest(next, until)
-	}
-	for id, rec := range l.records {
-		for len(rec.failures) > 0 && now.Sub(rec.failures[0]) > memory {
-			rec.failures = rec.failures[1:]
+// Watch returns the devices that are due, and when the next are; zero: not before a change. active reports whether a pod has not ended. Watch forgets
+// old failures. It looks only at devices that time has changed, and at maxWatched of them at most: with more, next has passed.
+func (l *Log) Watch(now time.Time, active func(device.PodUID) bool) (due []Due, next time.Time) {
+	for range maxWatched {
+		if len(l.queue) == 0 || now.Before(l.queue[0].next()) {
+			break
 		}
-		if !s.Has(id, rec.holder) {
-			rec.end(now)
-		}
-		known, active := s.Pod(rec.holder)
-		if rec.pending && s.Current {
-			counts := rec.broken.Add(unlistedGrace)
-			if now.Before(counts) {
-				wait(counts)
-				continue
-			}
-			if known {
-				rec.listed = false
-				rec.count(now)
-				due = append(due, Due{Unlisted, id, rec.holder, len(rec.failures)})
-			}
-		}
-		switch lasting := rec.broken.Add(Lasting); {
+		rec := l.queue[0]
+		l.expire(rec, now)
+		switch {
 		case rec.broken.IsZero():
-			if len(rec.failures) == 0 && now.Sub(rec.reportedAt) > memory {
-				delete(l.records, id)
-			}
-		case rec.lasting, !s.Current: // Settle begins it again when the plugin is back
-		case now.Before(lasting):
-			wait(lasting)
+			l.forget(rec)
+			continue
+		case l.away: // Back begins it again
+			l.unschedule(rec)
+			continue
+		case rec.pending:
+			rec.listed = false
+			l.count(rec, now)
+			due = append(due, Due{Unlisted, rec.id, rec.holder, len(rec.failures)})
 		default:
 			rec.lasting = true
-			if !active {
-				continue
+			if !active(rec.holder) {
+				break
 			}
-			if !rec.reportedAt.IsZero() && now.Sub(rec.reportedAt) < memory {
-				due = append(due, Due{Repeated, id, rec.holder, len(rec.failures)})
-				continue
+			kind := Repeated
+			if rec.reportedAt.IsZero() || now.Sub(rec.reportedAt) >= memory {
+				kind, rec.reportedAt = Lasted, now
 			}
-			rec.reportedAt = now
-			due = append(due, Due{Lasted, id, rec.holder, len(rec.failures)})
+			due = append(due, Due{kind, rec.id, rec.holder, len(rec.failures)})
 		}
+		l.schedule(rec)
+	}
+	if len(l.queue) > 0 {
+		next = l.queue[0].next()
 	}
 	return due, next
 }
@@ -189,20 +299,22 @@ type Failure struct {
 	Ended  time.Time // zero: it lasts
 }
 
-// Failed yields the devices with the failure that lasts or, if there is none, the last one.
-func (l *Log) Failed() iter.Seq2[device.ID, Failure] {
-	return func(yield func(device.ID, Failure) bool) {
-		for id, rec := range l.records {
-			f := Failure{Listed: rec.listed}
-			if rec.broken.IsZero() || rec.pending {
-				f.Ended = rec.ended
-			}
-			if (!f.Ended.IsZero() || !rec.broken.IsZero() && !rec.pending) && !yield(id, f) {
-				return
-			}
-		}
+// Last returns the failure of a device that lasts or, if there is none, the last one; false: there is none either.
+func (l *Log) Last(id device.ID) (f Failure, failed bool) {
+	rec := l.records[id]
+	if rec == nil {
+		return Failure{}, false
 	}
+	lasts := !rec.broken.IsZero() && !rec.pending
+	f.Listed = rec.listed
+	if !lasts {
+		f.Ended = rec.ended
+	}
+	return f, lasts || !f.Ended.IsZero()
 }
+
+// Revision changes whenever Last may return something else.
+func (l *Log) Revision() uint64 { return l.revision }
 
 // Recent returns how often each device has failed within the hour while in use, and when it last failed.
 func (l *Log) Recent(now time.Time) map[device.ID]device.Failures {
@@ -218,4 +330,27 @@ func (l *Log) Recent(now time.Time) map[device.ID]device.Failures {
 		recent[id] = f
 	}
 	return recent
+}
+
+// Check returns an error if a count or the queue is wrong, or a pod does not have a device that fails. It is for tests.
+func (l *Log) Check(has func(device.ID, device.PodUID) bool) error {
+	times := 0
+	for id, rec := range l.records {
+		times += len(rec.failures)
+		switch {
+		case !rec.broken.IsZero() && !has(id, rec.holder):
+			return fmt.Errorf("device %s fails with pod %s, which does not have it", id, rec.holder)
+		case rec.at == 0 && !rec.next().IsZero() && !l.away:
+			return fmt.Errorf("device %s is due at %v, and not in the queue", id, rec.next())
+		}
+	}
+	for i, rec := range l.queue {
+		if l.records[rec.id] != rec || rec.at != i+1 || rec.next().IsZero() || i > 0 && l.queue.Less(i, (i-1)/2) {
+			return fmt.Errorf("device %s is at place %d of the queue, and due at %v", rec.id, i+1, rec.next())
+		}
+	}
+	if times != l.times {
+		return fmt.Errorf("%d failures, counted %d", times, l.times)
+	}
+	return nil
 }

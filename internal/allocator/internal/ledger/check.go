@@ -61,5 +61,5 @@ func (r *Resource) Check() error {
 			return fmt.Errorf("device %s is set aside and not taken", id)
 		}
 	}
-	return nil
+	return r.failures.Check(r.Has)
 }

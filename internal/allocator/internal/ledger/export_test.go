@@ -4,7 +4,7 @@ import "github.com/devmgrd/devmgrd/internal/device"
 
 // These are the steps of the Ledger's methods, for tests that know the pods themselves.
 
-func (r *Resource) Accept(o device.Offer, l *Listing)                  { r.accept(o, l) }
+func (r *Resource) Accept(o device.Offer, l *Listing)                  { r.accept(o, l, l.Changed(r.listing)) }
 func (r *Resource) Withhold(unlisted map[device.ID]int64) (freed bool) { return r.withhold(unlisted) }
 func (r *Resource) Take(id device.ID, pod device.PodUID)               { r.take(id, pod) }
 func (r *Resource) Release(ids []device.ID, pod device.PodUID)         { r.leave(ids, pod) }

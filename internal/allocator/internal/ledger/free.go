@@ -3,6 +3,7 @@ package ledger
 import (
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/bitset"
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -76,7 +77,9 @@ func (r *Resource) countTaken(id device.ID) {
 
 // leave removes devices from those of a pod. Those that other pods have too stay theirs.
 func (r *Resource) leave(ids []device.ID, pod device.PodUID) {
+	now := time.Now()
 	for _, id := range ids {
+		r.failures.Leave(id, pod, now)
 		if !r.Has(id, pod) || r.holders.remove(id, pod) {
 			continue
 		}

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"iter"
 	"log/slog"
 	"maps"
 	"slices"
@@ -63,10 +64,17 @@ func (l *Ledger) Of(name device.ResourceName) *Resource {
 	return r
 }
 
-// Accept replaces a resource's offer and its listing, which the caller has made without the lock.
-func (l *Ledger) Accept(name device.ResourceName, o device.Offer, listing *Listing) {
-	l.Of(name).accept(o, listing)
+// Accept replaces a resource's offer and its listing, which the caller has made without the lock, as it has found what has changed since the listing
+// before. Accept returns the devices in use that may be Broken now and were not, or the other way round.
+func (l *Ledger) Accept(name device.ResourceName, o device.Offer, listing *Listing, changed []device.ID) iter.Seq[device.ID] {
+	r := l.Of(name)
+	known := r.Current() && r.offer.Listed == o.Listed
+	r.accept(o, listing, changed)
 	l.Withhold(name)
+	if !known {
+		return maps.Keys(r.taken)
+	}
+	return slices.Values(slices.DeleteFunc(changed, func(id device.ID) bool { return !r.IsTaken(id) }))
 }
 
 // SetListing replaces a resource's listing by one of the same devices with other cordons.
@@ -78,7 +86,8 @@ func (l *Ledger) SetListing(name device.ResourceName, listing *Listing) {
 // Retract removes a resource's offer, refusals and failures, as if there had never been an offer.
 func (l *Ledger) Retract(name device.ResourceName) {
 	r := l.Resources[name]
-	r.offer, r.offered, r.refused, r.failures = device.Offer{}, false, map[device.ID]refusal{}, failures.New()
+	r.offer, r.offered, r.refused = device.Offer{}, false, map[device.ID]refusal{}
+	r.failures.Clear()
 	r.setListing(NewListing(nil, nil, r.listing.ordering, nil))
 }
 

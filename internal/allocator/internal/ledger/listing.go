@@ -196,6 +196,28 @@ func (l *Listing) Near(ids []device.ID) [][]int {
 	return all
 }
 
+// Changed returns the devices that only one of two listings has, or that are healthy in only one.
+func (l *Listing) Changed(before *Listing) (all []device.ID) {
+	for i, d := range l.devices {
+		at, listed := i, l.matched == before.matched // then the IDs are the same
+		if !listed {
+			at, listed = before.At(d.ID)
+		}
+		if !listed || before.devices[at].Healthy != d.Healthy {
+			all = append(all, d.ID)
+		}
+	}
+	if l.matched == before.matched {
+		return all
+	}
+	for _, d := range before.devices {
+		if !l.Lists(d.ID) {
+			all = append(all, d.ID)
+		}
+	}
+	return all
+}
+
 func samePlaces(a, b []device.Device) bool {
 	return slices.EqualFunc(a, b, func(x, y device.Device) bool {
 		return len(x.NUMA) == len(y.NUMA) && (len(x.NUMA) == 0 || &x.NUMA[0] == &y.NUMA[0] || slices.Equal(x.NUMA, y.NUMA))

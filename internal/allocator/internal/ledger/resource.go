@@ -86,7 +86,7 @@ func (r *Resource) Unavailable(name device.ResourceName) *device.Refusal {
 }
 
 // accept replaces the offer.
-func (r *Resource) accept(o device.Offer, l *Listing) {
+func (r *Resource) accept(o device.Offer, l *Listing, changed []device.ID) {
 	if r.offer.Session != o.Session {
 		r.answers.endPauses()
 	}
@@ -94,10 +94,10 @@ func (r *Resource) accept(o device.Offer, l *Listing) {
 	if !same {
 		clear(r.vanished)
 	}
-	for id := range r.taken {
+	for _, id := range changed {
 		if l.Lists(id) {
 			delete(r.vanished, id)
-		} else if r.listing.Lists(id) && same && o.Listed != 0 {
+		} else if r.IsTaken(id) && same && o.Listed != 0 {
 			r.vanished[id] = true
 		}
 	}

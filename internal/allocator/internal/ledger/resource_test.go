@@ -31,7 +31,7 @@ func TestFiguresOfAResource(t *testing.T) {
 					}
 				}
 				l = NewListing(all, cordons, Ordering{}, l)
-				r.accept(device.Offer{State: device.Serving, Reported: true}, l)
+				r.accept(device.Offer{State: device.Serving, Reported: true}, l, l.Changed(r.listing))
 			case 1:
 				cordons = map[device.ID]device.Cordon{}
 				for range g.IntN(6) {

@@ -63,7 +63,7 @@ func stock(prefers bool, text string) stocked {
 			taken = append(taken, d.ID)
 		}
 	}
-	l.Accept(gpu, device.Offer{Reported: true, Prefers: prefers, Inventory: device.Inventory{Devices: devices}}, ledger.NewListing(devices, nil, ledger.Ordering{}, nil))
+	l.Accept(gpu, device.Offer{Reported: true, Prefers: prefers, Inventory: device.Inventory{Devices: devices}}, ledger.NewListing(devices, nil, ledger.Ordering{}, nil), nil)
 	hold(l, gpu, taken, "others")
 	return stocked{l.Resources[gpu], l}
 }
@@ -323,7 +323,7 @@ func big(kinds, nodes, devices int) (Input, Resources) {
 		for i := range all {
 			all[i] = device.Device{ID: device.ID(fmt.Sprintf("device-%06d", i)), Healthy: true, NUMA: []int{i % nodes}}
 		}
-		l.Accept(name, device.Offer{Reported: true}, ledger.NewListing(all, nil, ledger.Ordering{}, nil))
+		l.Accept(name, device.Offer{Reported: true}, ledger.NewListing(all, nil, ledger.Ordering{}, nil), nil)
 		for i := range all {
 			if (i/nodes+i)%(r+2) != 0 { // most are taken, each resource in a way of its own
 				hold(l, name, []device.ID{all[i].ID}, "others")
@@ -363,7 +363,7 @@ func vain(devices, nodes, containers int, alone bool) (Input, Resources) {
 		for i := range all {
 			all[i] = device.Device{ID: device.ID(fmt.Sprintf("device-%06d", i)), Healthy: true, NUMA: []int{near(i)}}
 		}
-		l.Accept(r, device.Offer{Reported: true, Prefers: true}, ledger.NewListing(all, nil, ledger.Ordering{}, nil))
+		l.Accept(r, device.Offer{Reported: true, Prefers: true}, ledger.NewListing(all, nil, ledger.Ordering{}, nil), nil)
 	}
 	add := func(wants map[device.ResourceName]int) {
 		c := device.Container{Name: fmt.Sprintf("c%02d", len(w.Demand.Demands))}
@@ -431,7 +431,7 @@ func BenchmarkPlanOne(b *testing.B) {
 				}
 				for r := range w.Demand.Demands[0].Wants {
 					l := newLedger()
-					l.Accept(r, device.Offer{Reported: true}, ledger.NewListing(all, nil, ledger.Ordering{}, nil))
+					l.Accept(r, device.Offer{Reported: true}, ledger.NewListing(all, nil, ledger.Ordering{}, nil), nil)
 					for _, d := range all[:devices-1] { // all but the last one are taken
 						hold(l, r, []device.ID{d.ID}, "others")
 					}

@@ -38,7 +38,7 @@ func (w world) resources() Resources {
 				devices[i].Healthy, cordons[d.ID] = true, device.Cordon{}
 			}
 		}
-		l.Accept(r, device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, Reported: true, Prefers: w.prefers[r]}, ledger.NewListing(devices, cordons, w.order[r], nil))
+		l.Accept(r, device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, Reported: true, Prefers: w.prefers[r]}, ledger.NewListing(devices, cordons, w.order[r], nil), nil)
 		for _, id := range w.freed[r] {
 			hold(l, r, []device.ID{id}, "gone")
 			l.Release("gone", ledger.Devices{r: {id}})
