@@ -59,7 +59,7 @@
 // former sandboxes' ends. The API server's lists do not affect static pods, nor the runtime's lists other pods. No pod of the API server overrides what the runtime
 // has reported of a static pod.
 //
-// The capacity that the Node shows counts no devices of static pods that no mirror pod requests (capacity.go).
+// The capacity that the Node shows counts no devices of static pods that no mirror pod requests (mirrors.go).
 //
 // Readers see immutable values (view.go): Snapshot has all pods with their states, Resources has all resources with their numbers.
 //
