@@ -344,7 +344,7 @@ func TestARestartWithoutThePlugin(t *testing.T) {
 		if st := r.RuntimeCreating(first); st.State != device.Ready {
 			t.Fatalf("the init container stands %+v", st)
 		}
-		r.RuntimeStarted(first)
+		r.RuntimeInjected(first)
 		r.RuntimeStopped(first) // it has ended, and its device is main's
 		runs := []device.Running(nil)
 		for i, away := range []struct {
@@ -367,7 +367,7 @@ func TestARestartWithoutThePlugin(t *testing.T) {
 			if st := r.RuntimeCreating(next); st.State != device.Ready || !slices.Equal(st.Assignment.Shares[0].IDs, []device.ID{"d0", "d1"}) {
 				t.Errorf("%s: main is not made: %+v", away.state, st)
 			}
-			r.RuntimeStarted(next)
+			r.RuntimeInjected(next)
 			runs = []device.Running{next}
 			r.bind("b", app(gpu, 1)) // new pods wait
 			r.expect("b", "main", "waiting "+away.reason)

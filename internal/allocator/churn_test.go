@@ -417,7 +417,7 @@ func (c *churning) create(pod string, fails bool) string {
 		c.RuntimeAborted(one.Running)
 		return "create a container of " + pod + ", which fails"
 	}
-	c.RuntimeStarted(one.Running)
+	c.RuntimeInjected(one.Running)
 	c.made[one.ID] = one
 	return "create a container of " + pod
 }

@@ -282,7 +282,7 @@ func (w *world) create(c device.Container) bool {
 		w.had[c] = has
 	}
 	w.look()
-	l.RuntimeStarted(r)
+	l.RuntimeInjected(r)
 	l.fuse.pass("after the container is made")
 	w.settle()
 	return true

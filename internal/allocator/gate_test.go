@@ -599,7 +599,7 @@ func TestRelease_ContainerDuringAFailingCommit_ProofIsVoid(t *testing.T) {
 				return
 			}
 			once = true
-			r.RuntimeStarted(running("9", "a", "main")) // as of a container that a hook let through before the end
+			r.RuntimeInjected(running("9", "a", "main")) // as of a container that a hook let through before the end
 		})
 		r.releaser.holds("a", device.Release{})
 		r.after(10 * time.Second)

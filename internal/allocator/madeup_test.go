@@ -63,7 +63,7 @@ func TestHooks_AllocatorIsBusy_AnswerInTime(t *testing.T) {
 		main := running("1", "p", "main")
 		r.RuntimeAborted(main)
 		r.Refused(main.Container, device.Wait{Reason: device.HostDeviceMissing}, false)
-		r.RuntimeStarted(main)
+		r.RuntimeInjected(main)
 		r.RuntimeStopped(main)
 		r.RuntimeRemoved("p", "sandbox")
 		r.DropLocal("p")

@@ -26,7 +26,7 @@ func TestPreStartRunsBeforeEachStart(t *testing.T) {
 		close(gate)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
-		r.RuntimeStarted(running("1", "a", "main"))
+		r.RuntimeInjected(running("1", "a", "main"))
 		synctest.Wait()
 		if n := len(r.plugins.prepared); n != 1 {
 			t.Fatalf("prepared %d times before the first start, want once", n)
@@ -37,8 +37,8 @@ func TestPreStartRunsBeforeEachStart(t *testing.T) {
 			t.Fatalf("prepared %d times after the first stop, want twice", n)
 		}
 		// The next instance starts before the end of the last one is reported: its devices are not touched then.
-		r.RuntimeStarted(running("2", "a", "main"))
-		r.RuntimeStarted(running("3", "a", "main"))
+		r.RuntimeInjected(running("2", "a", "main"))
+		r.RuntimeInjected(running("3", "a", "main"))
 		r.RuntimeStopped(running("2", "a", "main"))
 		synctest.Wait()
 		if n := len(r.plugins.prepared); n != 2 {
@@ -78,7 +78,7 @@ func TestPreStartNamesAllDevices(t *testing.T) {
 		if got, want := calls(), append([]string{"init vendor.com/gpu [d1 d2]", "main vendor.com/gpu [d0]"}, of...); !slices.Equal(got, want) {
 			t.Errorf("prepared %q, want %q", got, want)
 		}
-		r.RuntimeStarted(running("1", "a", "main"))
+		r.RuntimeInjected(running("1", "a", "main"))
 		r.RuntimeStopped(running("1", "a", "main"))
 		if got := calls(); !slices.Equal(got, of) {
 			t.Errorf("prepared %q for the next start, want %q", got, of)

@@ -63,7 +63,7 @@ func TestRefused_HostLacksAllDevices_PausesDouble(t *testing.T) {
 				}
 				if other {
 					r.RuntimeCreating(side)
-					r.RuntimeStarted(side)
+					r.RuntimeInjected(side)
 					if err := r.RuntimeStarting(context.Background(), side); err != nil {
 						t.Fatal(err)
 					}
@@ -117,7 +117,7 @@ func TestRefused_ContainerIsNotCreated_NamesItsCDIDevices(t *testing.T) {
 			r.bind("a", app(gpu, 1))
 			c := running("1", "a", "main")
 			r.RuntimeCreating(c)
-			r.RuntimeStarted(c)
+			r.RuntimeInjected(c)
 			c.Lacks = lacks
 			r.RuntimeStopped(c)
 			if w, _ := r.Snapshot().Pod("ns", "a"); w.State != device.Waiting || w.Wait != (device.Wait{Reason: device.HostDeviceMissing, Message: want}) {

@@ -253,7 +253,7 @@ func TestRefusedDevice_AnotherCauseIsPossible_IsInService(t *testing.T) {
 	for name, fail := range map[string]func(*harness, device.Running){
 		"not created": func(r *harness, c device.Running) {
 			if r.RuntimeCreating(c).State == device.Ready {
-				r.RuntimeStarted(c)
+				r.RuntimeInjected(c)
 				r.RuntimeStopped(c)
 			}
 		},

@@ -17,7 +17,7 @@ func start(r *harness, c device.Running) {
 	if st := r.RuntimeCreating(c); st.State != device.Ready {
 		r.t.Fatalf("%s stands %+v", c.Container.Pod, st)
 	}
-	r.RuntimeStarted(c)
+	r.RuntimeInjected(c)
 	if err := r.RuntimeStarting(context.Background(), c); err != nil {
 		r.t.Fatal(err)
 	}
@@ -208,7 +208,7 @@ func TestCDIDeviceUndefined_RememberedGrant_IsGivenAgain(t *testing.T) {
 					r.expect("a", "main", "ready vendor.com/gpu[d0]")
 					c := running(id, "a", "main")
 					r.RuntimeCreating(c)
-					r.RuntimeStarted(c)
+					r.RuntimeInjected(c)
 					r.RuntimeStopped(c)
 					synctest.Wait()
 				}
@@ -253,7 +253,7 @@ func TestRefusal_IsShownUntilTheContainerStarts(t *testing.T) {
 			t.Errorf("told %d times", n)
 		}
 		r.expect("a", "main", "ready vendor.com/gpu[d0]") // it may be created all the same
-		r.RuntimeStarted(c)
+		r.RuntimeInjected(c)
 		if w, _ := r.Snapshot().Pod("ns", "a"); w.State != device.Waiting {
 			t.Errorf("before it starts the outlook is %+v", w)
 		}

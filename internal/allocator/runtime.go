@@ -124,8 +124,8 @@ func (a *Allocator) RuntimeLost() {
 	a.report(func() { a.runtimeSynced = false })
 }
 
-// RuntimeStarted reports that the runtime has received all that it needs to create a container.
-func (a *Allocator) RuntimeStarted(r device.Running) {
+// RuntimeInjected reports that the hook has answered the creation of a container: the runtime has all that the container needs.
+func (a *Allocator) RuntimeInjected(r device.Running) {
 	a.report(func() {
 		l := a.addRunningLocked(r, true)
 		a.snapshot = nil

@@ -20,7 +20,7 @@ func TestDevicesStayWhileAContainerLives(t *testing.T) {
 		r.plugins.stock(gpu, 1)
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))
-		r.RuntimeStarted(running("1", "a", "main"))
+		r.RuntimeInjected(running("1", "a", "main"))
 		r.Drop("a")
 		r.expect("b", "main", "waiting NotEnoughDevices") // the runtime has not listed its containers yet
 		r.RuntimeSynced([]device.Running{running("1", "a", "main")}, nil)
@@ -270,7 +270,7 @@ func TestBareContainers(t *testing.T) {
 		r.RuntimeStopped(running("2", "early", "main"))
 		r.expect("early", "main", "ready vendor.com/gpu[d1]")
 		r.RuntimeCreating(running("7", "early", "main"))
-		r.RuntimeStarted(running("7", "early", "main"))
+		r.RuntimeInjected(running("7", "early", "main"))
 		r.Bind(pod("early", app(gpu, 1)))
 		// A container that the kubelet created before the import has its devices; a later one without a stamp does not.
 		all[1] = stamped("7", "early")

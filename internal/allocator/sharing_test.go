@@ -333,7 +333,7 @@ func TestSharing_PreStartContainer_IsCalledForUnusedDevicesOnly(t *testing.T) {
 			if got := r.RuntimeCreating(one); got.State != device.Ready {
 				t.Errorf("%s: %+v", pod, got)
 			}
-			r.RuntimeStarted(one)
+			r.RuntimeInjected(one)
 		}
 		expect(2)
 		r.RuntimeStopped(running("0", "a", "main"))
@@ -345,7 +345,7 @@ func TestSharing_PreStartContainer_IsCalledForUnusedDevicesOnly(t *testing.T) {
 		if got := r.RuntimeCreating(running("2", "a", "main")); got.State != device.Ready {
 			t.Errorf("%+v", got)
 		}
-		r.RuntimeStarted(running("2", "a", "main"))
+		r.RuntimeInjected(running("2", "a", "main"))
 		r.RuntimeStopped(running("2", "a", "main"))
 		expect(4) // it has used d0 since it was prepared
 	})
@@ -418,7 +418,7 @@ func TestSharing_DeviceUsedSincePreparation_IsPrepared(t *testing.T) {
 		if got := r.RuntimeCreating(one); got.State != device.Ready {
 			t.Errorf("%+v", got)
 		}
-		r.RuntimeStarted(one)
+		r.RuntimeInjected(one)
 		r.bind("b", claims(app(gpu, 2), "x", "d0", "d1"))
 		r.check()
 		r.Drop("a")
@@ -503,7 +503,7 @@ func TestSharing_GrantOfAnotherCannotBeUsed_PluginIsAsked(t *testing.T) {
 		r.bind("a", sharing("main", "d0"))
 		r.bind("b", sharing("main", "d0"))
 		r.RuntimeCreating(running("1", "a", "main"))
-		r.RuntimeStarted(running("1", "a", "main"))
+		r.RuntimeInjected(running("1", "a", "main"))
 		if err := r.RuntimeStarting(context.Background(), running("1", "a", "main")); err != nil {
 			t.Error(err)
 		}

@@ -100,7 +100,7 @@ func BenchmarkRelease(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				n++
-				a.RuntimeStarted(container(holder.Pod.UID))
+				a.RuntimeInjected(container(holder.Pod.UID))
 				next := allocatortest.Pod(fmt.Sprint(n), gpu, 1)
 				a.Bind(next)
 				a.Drop(holder.Pod.UID)
@@ -161,7 +161,7 @@ func BenchmarkReleases(b *testing.B) {
 				var all []device.PodDemand
 				for i := range pods {
 					all = append(all, a.Settle(b, allocatortest.Pod(fmt.Sprint(i), gpu, 1)))
-					a.RuntimeStarted(container(all[i].Pod.UID))
+					a.RuntimeInjected(container(all[i].Pod.UID))
 				}
 				b.StartTimer()
 				began := time.Now()

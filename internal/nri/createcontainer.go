@@ -119,7 +119,7 @@ func (p *plugin) admit(ctx context.Context, adj *api.ContainerAdjustment, id dev
 	default:
 		return &device.Refusal{Wait: st.Wait}
 	}
-	p.runtime.RuntimeStarted(c)
+	p.runtime.RuntimeInjected(c)
 	return nil
 }
 

@@ -37,7 +37,7 @@ type Runtime interface {
 	// RuntimeStarting fails if a container's processes must not start. It may wait until RuntimeSynced is done, or ctx ends.
 	RuntimeStarting(context.Context, device.Running) error
 	RuntimeSynced([]device.Running, []device.PodDemand) // all containers, and all local pods
-	RuntimeStarted(device.Running)                      // the container has all its devices
+	RuntimeInjected(device.Running)                     // the container has all its devices
 	RuntimeStopped(device.Running)                      // the container has ended, or was never started
 	RuntimeRemoved(pod device.PodUID, sandbox string)   // the sandbox and all its containers are gone
 	RuntimeLost()                                       // the connection is lost: which containers there are is not certain until RuntimeSynced

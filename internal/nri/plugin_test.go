@@ -90,8 +90,8 @@ func (w *harness) DropLocal(uid device.PodUID)                   { w.dropped = a
 func (w *harness) RuntimeSynced(all []device.Running, local []device.PodDemand) {
 	w.synced, w.local = all, local
 }
-func (w *harness) RuntimeStarted(r device.Running) { w.started = append(w.started, r) }
-func (w *harness) RuntimeStopped(r device.Running) { w.stopped = append(w.stopped, r) }
+func (w *harness) RuntimeInjected(r device.Running) { w.started = append(w.started, r) }
+func (w *harness) RuntimeStopped(r device.Running)  { w.stopped = append(w.stopped, r) }
 func (w *harness) RuntimeStarting(_ context.Context, r device.Running) error {
 	w.starting = append(w.starting, r)
 	return w.barred
