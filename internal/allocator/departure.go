@@ -443,7 +443,7 @@ func (a *Allocator) releasedLocked(p *pod) {
 		return
 	}
 	a.publishLocked(p)
-	a.admitLocked(p) // it is back in the API, and starts again
+	a.beginLocked(p) // it is back in the API, and starts again
 }
 
 // namesOf returns the devices of a pod as RESOURCE/ID, ascending.

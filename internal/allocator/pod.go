@@ -188,7 +188,7 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	}
 	p := a.pods[d.Pod.UID]
 	if p != nil && d.Admitted {
-		a.admittedLocked(p)
+		a.kubeletAdmittedLocked(p)
 	}
 	d.Admitted = d.Admitted || p != nil && p.demand.Admitted
 	if d.Created.IsZero() { // unknown: as old as the allocator's record of the pod
@@ -201,7 +201,7 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		now := time.Now()
 		p = &pod{demand: d, bound: now, sighting: sighting{d.Local, now}}
 		a.addLocked(p)
-		a.admitLocked(p)
+		a.beginLocked(p)
 		return
 	}
 	if p.departure.failed != "" {
@@ -251,8 +251,8 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	}
 }
 
-// admittedLocked records that the kubelet has admitted a pod.
-func (a *Allocator) admittedLocked(p *pod) {
+// kubeletAdmittedLocked records that the kubelet has admitted a pod.
+func (a *Allocator) kubeletAdmittedLocked(p *pod) {
 	if !p.demand.Admitted {
 		a.editLocked(p, func(d *device.PodDemand) { d.Admitted = true })
 	}
@@ -292,11 +292,11 @@ func (a *Allocator) changeLocked(p *pod, d device.PodDemand) {
 	a.editLocked(p, func(to *device.PodDemand) { *to = d })
 	a.publishLocked(p)
 	a.saveLaterLocked(p)
-	a.admitLocked(p)
+	a.beginLocked(p)
 }
 
-// admitLocked starts a pod that is new or has a new demand.
-func (a *Allocator) admitLocked(p *pod) {
+// beginLocked begins with a pod that is new or has a new demand.
+func (a *Allocator) beginLocked(p *pod) {
 	if len(p.demand.Demands) > 0 {
 		a.queueLocked(p)
 		return

@@ -21,7 +21,7 @@ func (a *Allocator) RuntimeCreating(ctx context.Context, r device.Running) devic
 	if st.State == device.NoDevices || st.State == device.Ready {
 		a.reportLocked(func() { a.addRunningLocked(r, true) })
 		if p := a.pods[r.Container.Pod]; p != nil {
-			a.admittedLocked(p) // the kubelet is creating the container
+			a.kubeletAdmittedLocked(p) // the kubelet is creating the container
 		}
 	}
 	return st
