@@ -43,7 +43,7 @@ func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 		err = fits(pod, ctr, adj)
 	}
 	if err == nil {
-		err = p.admit(ctx, adj, id, pod, ctr)
+		err = p.addDevices(ctx, adj, id, pod, ctr)
 	}
 	if ctx.Err() != nil && err != nil {
 		p.allowances.spend(id.Namespace, time.Since(began))
@@ -72,8 +72,8 @@ func budget(ctx context.Context) time.Duration {
 	return hookBudget
 }
 
-// admit adds a container's devices to adj, or returns the reason why the container has to wait.
-func (p *plugin) admit(ctx context.Context, adj *api.ContainerAdjustment, id device.Pod, pod *api.PodSandbox, ctr *api.Container) error {
+// addDevices adds a container's devices to adj, or returns the reason why the container has to wait.
+func (p *plugin) addDevices(ctx context.Context, adj *api.ContainerAdjustment, id device.Pod, pod *api.PodSandbox, ctr *api.Container) error {
 	c := running(pod, ctr)
 	local := p.local(pod)
 	switch {
