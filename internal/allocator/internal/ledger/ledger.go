@@ -173,7 +173,7 @@ func (l *Ledger) EndHold(pod device.PodUID, held Devices) {
 	if l.Quarantined[pod] != nil {
 		l.dispute(pod)
 	}
-	l.reclaim()
+	l.resolveDisputes()
 }
 
 // Releasing records why devices of a pod that has ended are not free yet; nil: the pod is back.
@@ -200,7 +200,7 @@ func (l *Ledger) Release(pod device.PodUID, ds Devices) {
 		}
 		r.used(slices.DeleteFunc(slices.Clone(ids), r.IsTaken))
 	}
-	l.reclaim()
+	l.resolveDisputes()
 }
 
 // free takes devices from a pod.

@@ -115,8 +115,8 @@ func split(all []device.ID, which func(device.ID) bool) (yes, no []device.ID) {
 	return yes, no
 }
 
-// reclaim quarantines disputed devices for the containers that run with them, once the other pod has released them.
-func (l *Ledger) reclaim() {
+// resolveDisputes quarantines disputed devices for the containers that run with them, once the other pod has released them.
+func (l *Ledger) resolveDisputes() {
 	if len(l.Conflicting) == 0 {
 		return
 	}
@@ -153,5 +153,5 @@ func (l *Ledger) EndQuarantine(pod device.PodUID) {
 		}
 	}
 	delete(l.Quarantined, pod)
-	l.reclaim()
+	l.resolveDisputes()
 }
