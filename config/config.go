@@ -205,8 +205,8 @@ type Release struct {
 
 // Values of Release.Check.
 const (
-	NoCheck = "off"     // the runtime has no container of the pod
-	Cgroup  = "cgroup"  // and the pod's cgroup has no process
+	NoCheck = "off"     // processes are not looked for
+	Cgroup  = "cgroup"  // the pod's cgroup has no process
 	Openers = "openers" // and no other process has a device open or mapped
 )
 

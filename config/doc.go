@@ -7,5 +7,5 @@
 // Load collects the file, the environment and the flags, of which later ones win; refuses unknown keys; decodes each
 // value; fills in values that depend on others; and checks the rules.
 //
-// The package starts nothing and reads only the given file. No other package uses viper, flags or environment variables.
+// The package starts nothing. It reads the given file, or the default one, and the host's name. No other package uses viper.
 package config

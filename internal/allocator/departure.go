@@ -19,8 +19,8 @@ import (
 //	quiet    no process either                        checked   the Releaser has proved free what departureLocked names
 //	checked  devices are free                         phase forgetting, a commit, phase absent (lifecycle.go)
 //
-// From each stage a pod falls back to present when it is back in the API, gets a container (usedLocked), has processes still or the runtime is away, and to quiet when another pod joins or leaves its
-// devices (unprovenLocked). Its generation counts that: an answer about an earlier generation counts for nothing. A restart of devmgrd begins with present,
+// A pod goes back to present if it is in the API again, gets a container (usedLocked), has processes still, or the runtime is away. It goes back to quiet if another
+// pod joins or leaves its devices (unprovenLocked). Its generation counts that: an answer about an earlier generation counts for nothing. A restart of devmgrd begins with present,
 // so it only repeats what had been seen.
 //
 // The writer does a round (depart) before each of its commits: it asks the host without the lock, moves each pod as far as that goes, and forgets those

@@ -1,25 +1,25 @@
 // Package allocator decides which container has which devices.
 //
-// A device is free, held or assigned. It is held from the moment a plan chooses it until the assignment is durable or has
-// failed, and assigned until its pod is gone. No device is held by or assigned to two pods, unless both have it by one ResourceClaim
+// A device is free, held or assigned. It is held from the moment a plan chooses it until the assignment is durable, or the attempt has
+// failed and the state file cannot have it. It is assigned until it is proved free and the state file has forgotten the pod. No device is held by or assigned to two pods, unless both have it by one ResourceClaim
 // (sharing.go).
 //
 // The path of one pod:
 //
-//	Bind        the API server has bound the pod to this node           pod.go
-//	plan        choose devices for all containers, or name the reason   package placement, pure
-//	hold        reserve the choice, under the lock                      attempt.go
-//	preference  ask the plugins which devices they prefer, without
-//	            the lock; plan again and hold the result instead        preference.go, attempt.go
-//	Allocate    call the plugins, without the lock                      attempt.go
-//	save        one durable commit for the whole pod                    attempt.go
-//	succeed     make the assignment visible                             attempt.go
-//	Create      answer the container runtime with a look-up             readiness.go
-//	regrant     a grant no longer holds: call Allocate again for the
-//	            same devices, or plan again                             regrant.go
-//	Drop        the pod has ended or is gone from the API server        pod.go
-//	release     when the devices are proved free: first on disk, then
-//	            in memory                                               departure.go, writer.go
+//	Bind            the API server has bound the pod to this node           pod.go
+//	plan            choose devices for all containers, or name the reason   package placement, pure
+//	hold            reserve the choice, under the lock                      attempt.go
+//	preference      ask the plugins which devices they prefer, without
+//	                the lock; plan again and hold the result instead        preference.go, attempt.go
+//	Allocate        call the plugins, without the lock                      attempt.go
+//	save            one durable commit for the whole pod                    attempt.go
+//	succeed         make the assignment visible                             attempt.go
+//	RuntimeCreating answer the container runtime with a look-up             readiness.go
+//	regrant         a grant no longer holds: call Allocate again for the
+//	                same devices, or plan again                             regrant.go
+//	Drop            the pod has ended or is gone from the API server        pod.go
+//	release         when the devices are proved free: first on disk, then
+//	                in memory                                               departure.go, writer.go
 //
 // The life cycle of a pod:
 //
@@ -52,7 +52,7 @@
 //
 // A pod that cannot have its devices waits with a reason, and is planned again when something that concerns it changes,
 // oldest first. A pod that fits does not wait for an older one that does not. A failed call of a plugin is retried after a
-// pause that doubles up to 30 s, with the grants that the failed attempt has brought (kept.go). Nothing polls, except for processes that outlive their pod.
+// pause that doubles up to 30 s, with the grants that the failed attempt has brought (kept.go).
 //
 // A static pod is bound by each report of the runtime that shows a sandbox of it, and dropped when the last sandbox of its UID has stopped. It keeps its devices for
 // 10 s more, in which the kubelet creates the next sandbox, and is dropped after 10 min without a container, because a restarted runtime does not report
@@ -64,8 +64,25 @@
 // Readers see immutable values (view.go): Snapshot has all pods with their states, Resources has all resources with their numbers.
 //
 // One mutex guards all state. It is held for look-ups and plans, and never across a plugin's call or a commit. Logging
-// under it is safe because the log writer never blocks. Run owns all goroutines: the planning loop, the writer (writer.go),
-// and one for each pod whose plugins are being called. New starts none.
+// under it is safe because the log writer never blocks. Run owns all goroutines: the planning loop, the writer (writer.go), and
+// one for each pod whose plugins are being called or whose idle containers are examined, and for each PreStartContainer. New starts none.
+//
+// The other files:
+//
+//	allocator.go   the interfaces that the package calls, and the planning loop
+//	lock.go        the mutex, for which a hook waits no longer than it has time
+//	runtime.go     the runtime's reports of its containers
+//	recall.go      pods from the state file, at the start
+//	audit.go       containers that run without the devices that they request
+//	prepare.go     PreStartContainer, ahead of each start
+//	refused.go     containers that have devices and cannot start with them
+//	giveup.go      pods that have waited for too long
+//	failures.go    devices in use that have failed
+//	health.go      what is wrong with a pod's devices
+//	flapping.go    suspends devices that fail again and again
+//	cordon.go      cordons, of operators and of the Node's annotation
+//	forget.go      drops a resource
+//	metrics.go     the metrics
 //
 // The package does not talk to plugins, files, the API server or the runtime: it declares small interfaces for them.
 package allocator

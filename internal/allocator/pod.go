@@ -130,7 +130,7 @@ func (a *Allocator) Bind(d device.PodDemand) {
 // second or so, and does not announce it.
 const newSandbox = 10 * time.Second
 
-// Drop reports that a pod has ended or left the API. The pod keeps its devices as long as the runtime has a container of it.
+// Drop reports that a pod has ended or left the API. The pod keeps its devices until they are proved free (departure.go).
 func (a *Allocator) Drop(uid device.PodUID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -15,9 +15,9 @@ import (
 // that another one has for the same devices, PreStartContainer is not called for devices that another container has, and what a release
 // requires is proved when the last pod leaves; only device nodes that no other pod has been granted are looked for before.
 //
-// A pod joins those that have a device once one of them has its grant on disk and has not ended. So all that ends a device's use, such as a
-// command of its release, has ended or not begun when a pod joins, and it does not begin before the attempt has ended: the attempt may last
-// as long as the plugins of the pod's other resources take, and the pods that have the device may end meanwhile.
+// A pod joins only while another pod with that claim has its grant on disk and has not ended. So no release command is running when it joins.
+// None starts until the join has succeeded or failed, which may take as long as the plugins of the pod's other resources: the pods that have the
+// device may end meanwhile.
 
 // sharingLocked returns whether a pod may have the devices of its claims that other pods have.
 func (a *Allocator) sharingLocked(p *pod) map[device.ResourceName]map[device.ID]placement.Sharing {

@@ -82,7 +82,7 @@ func (p PodStatus) Wants() []ResourceName {
 type PodAllocation struct {
 	Pod Pod
 	// Active: the pod is bound to this node and has not ended. Otherwise it has ended or is gone, but keeps its devices
-	// because the runtime may still have a container of it.
+	// until they are proved free.
 	Active bool
 	// Containers are those that run until the pod ends, whether they request devices or not: the Sidecars first, by number,
 	// then the others, each in the order of the pod's specification.
@@ -113,7 +113,7 @@ type Change struct {
 
 // Resources are all resources at one moment. They never change.
 type Resources struct {
-	ByName     map[ResourceName]ResourceStatus // those that are offered, in use or cordoned
+	ByName     map[ResourceName]ResourceStatus // those that are offered, in use or cordoned, and forgotten ones that pods request while the Node shows them
 	PodsListed bool                            // every pod bound to the node counts; once true it stays true
 	Retired    []ResourceName                  // forgotten resources that the Node should no longer show
 }
@@ -127,7 +127,7 @@ type ResourceStatus struct {
 	Refused   []ID                // devices that the plugin refuses, in or out of service; ascending
 	Withdrawn map[ID]bool         // cordoned devices that no pod has
 	Cordoned  map[ID]Cordon       // all cordoned devices; shared, never changed
-	Capacity  int                 // that the Node shows as capacity and as allocatable
+	Capacity  int                 // as the allocator counts it; package nodestatus decides what the Node shows, and when
 	Requested int                 // by pods bound to the node, including those that the kubelet has not admitted yet
 }
 

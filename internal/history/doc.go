@@ -4,8 +4,8 @@
 //	recorder.go    follows the assignments, and writes spans
 //	spans.go       the open spans, and those that are not written yet: plain data
 //
-// A span begins with the change that adds an assignment, and ends with the change that releases its devices: it stays open while
-// any container of a terminated pod still runs. If devmgrd was down or the recorder was behind, the time is that at which the
+// A span begins with the change that adds an assignment, and ends with the change that releases its devices: it stays open until
+// the devices of an ended pod are proved free. If devmgrd was down or the recorder was behind, the time is that at which the
 // recorder noticed the change, and is marked approximate.
 //
 // Promises:
@@ -20,5 +20,5 @@
 //   - While the disk cannot be written, changes wait in memory, within the same bounds. If the file cannot be read at the start,
 //     its spans are added when it can be.
 //
-// Run's goroutine is the only one of a Recorder, and of a Journal, and the only one that writes.
+// Run's goroutine is the only one of a Recorder, and of a Journal. Package admin writes operators' actions to the same file.
 package history

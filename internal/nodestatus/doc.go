@@ -4,11 +4,11 @@
 // It owns the quantities for the resources of its View, and no others. The Node shows within about a second the View's
 // capacity as the stabilizers pass it on, also after another writer's change. The publisher patches only differences.
 //
-// A rise of the View's capacity is published at once. Two falls are certain, and published at once: cordoned devices that no pod has, and a resource whose plugin
+// A rise of the View's capacity is published at once. Two falls are certain, and wait for no window: cordoned devices that no pod has, and a resource whose plugin
 // has been away for longer than the grace period. Any other fall is published when it has lasted for the stabilization window of
 // 5 s, and two falls of one resource are at least 10 s apart. A capacity that wavers falls to the highest value of the
 // window. A fall that a rise reverts lengthens the window to more than the fall has lasted, up to 3 min, until the resource
-// has not risen for 10 min. So a device that flaps, or a plugin whose first list is empty, does not change the Node. If the
+// has not risen for 10 min; a capacity that wavers all the time falls after two windows. So a device that flaps, or a plugin whose first list is empty, does not change the Node. If the
 // Node shows too much meanwhile, a pod that is bound for it waits. The window begins at the start of devmgrd, if the Node
 // shows more than the View. Only the View's capacity is stabilized: another writer's value is replaced at once.
 //
@@ -67,8 +67,8 @@
 //
 // # Limits of the package
 //
-// It never writes zero because it ends: a restarting kubelet would fail the pods that hold devices. It creates no Node, and
-// does not poll. It removes a resource for longer than that second only after "devmgrd forget" (Retired), once: if another
+// It never writes zero because it ends: a restarting kubelet would fail the pods that hold devices. It creates no Node. It
+// polls the components every 10 s, and while a resource leaves the ResourceSlices these every 200 ms. It removes a resource for longer than that second only after "devmgrd forget" (Retired), once: if another
 // writer puts the resource back, it stays. And it removes what is offered through claims (Claimed), once slices can be written (Slices.Writable), and
 // each time that another writer puts it back.
 package nodestatus

@@ -6,7 +6,10 @@
 //	CreateContainer   the runtime calls                                   createcontainer.go
 //	redirect          a plugin's mount of the kubelet's directory         redirect.go
 //	directory         the plugin pod's own, in its place                  redirect.go
+//	demand            of a local pod: its sandbox's annotation            local.go
 //	RuntimeCreating   the container's assignment: a look-up               createcontainer.go
+//	claims            what its claims' CDI files have added already       claims.go
+//	rules             may the plugin grant this?                          permit.go
 //	merge             its shares; the first wins, the pod's own before    merge.go         pure
 //	host              stat the device nodes and mount sources             host.go, hostchecks.go
 //	CDI               what CDI devices set wins over plain grants         cdi.go
@@ -15,7 +18,20 @@
 //	sizes             does it fit into the runtime's messages?            message.go
 //	validation        after all NRI plugins: is everything still there?   validate.go      pure
 //
-// The plugin itself, with the interfaces that it calls, is in plugin.go; the other events of the runtime are in events.go.
+// The plugin itself, with the interfaces that it calls, is in plugin.go; the other events of the runtime are in events.go, those of
+// sandboxes in local.go. The other files:
+//
+//	allowances.go      for how long the pods of a namespace may delay hooks
+//	alone.go           what a claim's CDI file can say in place of the hook
+//	attempts.go        containers that got their devices and never started
+//	cgroups.go         which pods and containers have processes
+//	features.go        what the runtime can do, by its name and version
+//	hooks.go           hooks under way, and those that hang
+//	hostnodes.go       the host's device nodes of grants
+//	logs.go            the log of the NRI library
+//	metrics.go         the metrics
+//	presence.go        which sandboxes there are
+//	probe.go           how the runtime greets an NRI plugin, for "devmgrd check"
 //
 // After CreateContainer, StartContainer ends the doubt about containers that the runtime listed as created and not started
 // (docs/decisions/0020), StopContainer and RemoveContainer report the end of a container, and RemovePodSandbox the end of all
@@ -60,7 +76,7 @@
 //   - A container that asks for devices gets all of them, or an error. Every doubt is an error: the runtime then refuses the
 //     container, and the kubelet retries after about 1 s, later every 10 to 15 s. A panic in a hook is an error too: a
 //     dropped connection would let the container start without its devices.
-//   - A container that asks for no device passes at once.
+//   - A container that asks for no device passes at once if its pod is known; an unknown pod is read from the API server before.
 //   - The hook calls no plugin. Its disk accesses are: a plugin pod's own directory, made for the pod's first container; the
 //     stat of what it injects, and the directory that it makes for a missing mount source; and the CDI specifications, if
 //     an answer has CDI devices and plain ones. If the host does not answer, the containers that need the source are
@@ -77,8 +93,8 @@
 //     adds it (adjust.go), and checks every answer before it leaves (message.go). Arguments of a pod and grants of a
 //     plugin may both be long.
 //   - Containers are refused, and sandboxes never: a refused sandbox leaks a record in several releases of containerd,
-//     and the next start of containerd then fails (containerd issue 13609). Apart from CreateContainer and its validation, only the start of a container is
-//     refused whose devices have been released (docs/decisions/0020).
+//     and the next start of containerd then fails (containerd issue 13609). Apart from CreateContainer and its validation, only the start of a container can be
+//     refused: its devices have been released (docs/decisions/0020) or are another pod's, or the allocator has not answered in time.
 //
 // # While devmgrd is away
 //

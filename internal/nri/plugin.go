@@ -15,7 +15,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
-// An Allocator knows the state of each container. Its methods return at once.
+// An Allocator knows the state of each container. Its methods return at once, except that RuntimeCreating and Readiness wait for its lock.
 type Allocator interface {
 	// Bind adds a local pod. DropLocal removes it when it has ended, unless it is bound again.
 	Bind(device.PodDemand)

@@ -29,7 +29,7 @@
 //   - An answer is not older than its request: the server reads the kubelet and the snapshot after the request. Requests at the
 //     same time share one call to the kubelet, which allows a hundred a second for all of its clients. A Get calls the
 //     kubelet's Get while calls are few, so that the kubelet's metrics count it.
-//   - Get never returns a pod without the devices that it asks for: Get waits for them, and fails with the pod's reason if they do
+//   - Get waits for the devices that a pod asks for (a static pod by its annotation: from its sandbox on), and fails with the pod's reason if they do
 //     not come. List waits shortly for allocations in progress.
 //   - A slow or busy client slows down itself alone. The next answer for a client is built when the client has read most of the ones
 //     before, and a connection whose client reads nothing is closed. A client that reads a watch too slowly is dropped with RESOURCE_EXHAUSTED,
@@ -38,6 +38,6 @@
 //
 // # Goroutines and locks
 //
-// Run owns all goroutines: gRPC's, the call to the kubelet, one for each client of a watch, and the one that takes
-// over the kubelet's path (internal/podresources/internal/takeover). No lock is held across a call.
+// Run owns all goroutines: gRPC's, one for each path (of which one takes over the kubelet's: internal/podresources/internal/takeover), one
+// for each kind of call to the kubelet, and one for each client of a watch. No lock is held across a call.
 package podresources

@@ -28,5 +28,5 @@
 // names counts only if it is a hash as kubelets make them, which no pod of the API server has, and once the runtime shows the static pod, by UID, namespace
 // and name, or where the static pod had devices before devmgrd's start.
 //
-// It keeps no pod, only demands within limits (limits.go), and does not know the result of a demand.
+// It keeps no Pod objects, only demands and a few facts about each pod, within limits (limits.go), and does not know the result of a demand.
 package pods

@@ -18,7 +18,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
-// Events reports the fate of pods' requests to their owners, as events on the Pod objects. A report never blocks: events that
+// Events reports the fate of pods' requests to their owners, as events on Pods and on the Node. A report never blocks: events that
 // cannot be sent in time, because the API server is away or there are too many, are dropped.
 type Events struct {
 	node        string

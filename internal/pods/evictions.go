@@ -25,7 +25,7 @@ const (
 )
 
 // Evictions evicts pods through the API server's eviction API, so that disruption budgets apply. It retries a refused
-// eviction, such as one against a budget, until the pod is gone.
+// eviction, such as one against a budget, until the pod is gone or the cause has ended.
 type Evictions struct {
 	client kube.Client
 	log    *slog.Logger

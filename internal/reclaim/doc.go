@@ -11,8 +11,8 @@
 // found by device numbers (package openers), in a process of its own with the rights for that. One search answers for all
 // pods that wait at its beginning. Searches take at most 5 % of one core on average: 3 s of CPU time at once after a minute's pause, and then
 // each one waits for its share; what pods and processes with too many files take of a search adds 10 s to the wait at most. If a process holds a device, it is watched, and its end starts a search; else the next follows after 1 s,
-// doubling up to a minute. A process that the search could not see into holds what it could have come by: devices of pods in its own namespace,
-// and all devices if it is outside of pods, or its pod has anything of the host's.
+// doubling up to a minute. A process that the search could not see into counts as a holder of each device that it may have opened: devices of pods in its own
+// namespace, and all devices if it is outside of pods, or its pod has anything of the host's.
 //
 // Nodes that several devices share prove nothing, such as /dev/nvidiactl. Known ones are in a table (nodes.go), the setting
 // release.sharedNodes adds more, and a node that two containers have at the moment, with different devices, is shared. Where no node is left,

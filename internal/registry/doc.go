@@ -32,8 +32,8 @@
 // A plugin listens on its own socket in the socket directory and calls Register. The registry checks the resource name, the
 // endpoint and the socket, opens a session (connect, then GetDevicePluginOptions once), and only then accepts the
 // registration and answers Register. ListAndWatch starts afterwards. Each message is the plugin's full list and replaces the
-// inventory. Where another plugin serves the resource, it does so until the first message, and stays connected in reserve then, with up to two others: when the newer one
-// ends, it serves again at once. So no roll-out of a plugin leaves a gap, and none that is rolled back. With plugins.onDuplicate: reject the registry refuses the newer
+// inventory. If another plugin serves the resource, it goes on until the newer one sends its first list. Then the older one stays connected in reserve, three at
+// most. If the newer one ends, the older serves again at once. So no roll-out of a plugin leaves a gap, and none that is rolled back. With plugins.onDuplicate: reject the registry refuses the newer
 // one until the former is Stale.
 //
 // A plugin that is connected and has not listed its devices yet counts as up. The resource's former state stays, and
@@ -78,7 +78,7 @@
 //
 // Plugins write in the socket directory and in the registry directory. The registry opens names there through package
 // shareddir, and dials the descriptor that it has checked. It replaces a file, link or directory at kubelet.sock and logs that; it
-// leaves alone a socket on which another process listens, and tries again until that process is gone. If a process keeps removing kubelet.sock, the registry restores it 20
+// leaves alone a socket on which another process listens, and tries again until that process is gone; in the common directory, at the start, devmgrd ends instead (Listen). If a process keeps removing kubelet.sock, the registry restores it 20
 // times at once, then once a second. A scan of a registry directory reads a limited number of files. A pause of 20 times its CPU time,
 // and of the time of the calls that it leads to, follows, 25 s at most: a plugin that changes a large directory all the time, or replaces
 // its sockets, delays the plugins of that directory alone.
@@ -110,8 +110,9 @@
 //     keeps its date, unless the plugin has listed a new one meanwhile. Dates survive restarts and never go back.
 //   - A list without changes is not decoded, not signalled and not saved.
 //   - Each plugin gets one call at a time, as from the kubelet; plugins do not wait for each other.
-//   - Nothing polls at rest, except where a directory cannot be watched, where a plugin's socket is out of sight of the watches
-//     (behind a link, or in neither directory), or where a socket in the registry directory cannot be registered.
+//   - At rest only what is refused or out of sight is tried again, after pauses: a directory that cannot be watched, a socket out of sight of the
+//     watches (behind a link, or in neither directory), a socket in the registry directory that cannot be registered, a plugin whose list is refused,
+//     and devices that are left out of a list.
 //   - The mutex is never held across a call, a file access or a save. When Run returns, every goroutine has ended.
 //
 // # Leaving kubelet.sock behind

@@ -2,8 +2,7 @@
 // on which no assignment depends.
 //
 // It owns the schemas of both, their versions and migrations, and the lock that keeps a second devmgrd from the same files. It
-// decides nothing: the allocator writes assignments, the registry plugins, the publisher of ResourceSlices the
-// places, the recorder the history.
+// decides nothing.
 //
 // The state file, state.db:
 //
@@ -62,8 +61,8 @@
 //     another program, with its path, the reason and the remedy.
 //   - Recover continues where Open refuses a damaged file: it renames the file to a name with the time, and never deletes or
 //     overwrites such a file. It returns the records also if the disk cannot be written.
-//   - An unreadable record of a pod is damage. An unreadable record of a plugin is left out, since the plugin registers
-//     again, and so is one of a place, since the device gets another, and one of a span, since no assignment depends on it.
+//   - An unreadable record of a pod is damage. An unreadable record that can be had again (a plugin's, a place), or on which no
+//     assignment depends (a fall, a span), is left out. An unreadable cordon stays in force, without its reason.
 //   - Two pods with one device are not damage: both records are returned, and device.Conflicts names them.
 //   - OpenHistory never fails, and no damage to the history, before its start or in use, touches the state file or ends the
 //     process. The two share the lock, and no mutex and no commit.
