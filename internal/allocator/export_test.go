@@ -49,7 +49,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		}
 		// Everything that can be served is served, and each wait has the reason that it should have.
 		if p.phase == waiting && p.retry.IsZero() && a.runtimeListed && p.doubt == nil && p.complete() {
-			if no, _ := a.regrantable(p); no == nil {
+			if no, _ := a.regrantableLocked(p); no == nil {
 				return fmt.Errorf("pod %s waits with %v, and its plugins can be asked", p.demand.Pod, p.wait)
 			}
 		} else if p.phase == waiting && p.retry.IsZero() && a.runtimeListed && p.doubt == nil {

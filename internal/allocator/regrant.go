@@ -49,7 +49,7 @@ func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
 		a.moveLocked(p, p.wait)
 		return
 	}
-	if no, lasting := a.regrantable(p); no != nil {
+	if no, lasting := a.regrantableLocked(p); no != nil {
 		left := time.Until(lasting)
 		if movable && !lasting.IsZero() && left <= 0 {
 			a.moveLocked(p, no.Wait)
@@ -76,9 +76,9 @@ func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
 	})
 }
 
-// regrantable returns why a pod's plugins cannot be asked again for its devices, or nil. If a plugin does not list a device,
+// regrantableLocked returns why a pod's plugins cannot be asked again for its devices, or nil. If a plugin does not list a device,
 // lasting is when its absence counts as lasting: many plugins list no devices, or only some, for a moment after their start.
-func (a *Allocator) regrantable(p *pod) (no *device.Refusal, lasting time.Time) {
+func (a *Allocator) regrantableLocked(p *pod) (no *device.Refusal, lasting time.Time) {
 	if other := a.allocatingSharerLocked(p); other != nil {
 		return device.Refuse(device.Allocating, nil, "pod %s has devices by the same claim, and its plugins are being asked", other.demand.Pod), time.Time{}
 	}
