@@ -32,7 +32,7 @@
 //
 // So the scheduler proposes and the state file decides: no claim can put a device into two hands, whatever the scheduler, the kubelet or
 // an operator with a force deletion does (kubernetes/kubernetes issue 141471). NodeUnprepareResources always succeeds: devices are
-// free when the container runtime has no container of the pod, not when the kubelet says so.
+// free when the allocator has proved that, not when the kubelet says so.
 //
 // Slices show all listed devices except those that pods without a claim have: static pods, and pods from before the resource was offered
 // through DRA. Devices that no pod may be assigned have a taint with the effect NoSchedule. They never have NoExecute: the scheduler's eviction

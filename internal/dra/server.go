@@ -406,7 +406,7 @@ func (s *Server) rewrite(ctx context.Context) {
 	}
 }
 
-// NodeUnprepareResources always succeeds: the devices are free when the container runtime has no container of the pod, whatever the kubelet
+// NodeUnprepareResources always succeeds: the devices are free when the allocator has proved that, whatever the kubelet
 // says. An error would keep the pod from being deleted.
 func (s *Server) NodeUnprepareResources(_ context.Context, request *drav1.NodeUnprepareResourcesRequest) (*drav1.NodeUnprepareResourcesResponse, error) {
 	answer := &drav1.NodeUnprepareResourcesResponse{Claims: map[string]*drav1.NodeUnprepareResourceResponse{}}
