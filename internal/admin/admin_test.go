@@ -425,7 +425,7 @@ func TestExplain(t *testing.T) {
 	r.RuntimeCreating(t.Context(), device.Running{ID: "1", Container: device.Container{Pod: has.Pod.UID, Name: "main"}})
 	r.Drop(has.Pod.UID)
 	explain("has", `namespace: "ns" name: "has" uid: "uid-has" verdict: "ended" message: "the pod has ended"
-		ends: "its devices are released when the runtime has no container of the pod" `+mine+` ended: true}`)
+		ends: "its devices are released when they are proved free, see release.check" `+mine+` ended: true}`)
 	all, err := r.ListAssignments(t.Context(), &adminv1.ListAssignmentsRequest{})
 	expect(t, all, err, mine+` ended: true}`)
 }
@@ -540,7 +540,7 @@ func TestExplain_PodThatEnded_SaysHow(t *testing.T) {
 		r.RuntimeCreating(t.Context(), device.Running{ID: name, Container: device.Container{Pod: p.Pod.UID, Name: "main"}})
 		r.Drop(p.Pod.UID)
 	}
-	held := `ends: "its devices are released when the runtime has no container of the pod" assignments {namespace: "ns" container: "main" resource_name: "vendor.com/gpu" ended: true `
+	held := `ends: "its devices are released when they are proved free, see release.check" assignments {namespace: "ns" container: "main" resource_name: "vendor.com/gpu" ended: true `
 	explain("has", held+`pod: "has" uid: "uid-has" device_ids: "d000" why: "1 by lowest ID"} verdict: "ended" message: "the pod has succeeded: done"`)
 	explain("again", held+`pod: "again" uid: "uid-again" device_ids: "d001" why: "1 by lowest ID"} verdict: "ended" message: "the pod has ended"`)
 	_, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: "none"})

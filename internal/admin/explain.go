@@ -21,7 +21,7 @@ func (s *Server) explanation(o device.PodStatus) *adminv1.ExplainResponse {
 		e.Verdict = "ended"
 		e.Message = "the pod has ended"
 		if len(h.Assignments) > 0 {
-			e.Ends = "its devices are released when the runtime has no container of the pod"
+			e.Ends = "its devices are released when they are proved free, see release.check"
 		}
 		if o.Release != nil {
 			e.Message = "the pod has ended, and its devices are not free yet: " + o.Release.String()

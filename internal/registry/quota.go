@@ -14,7 +14,7 @@ import (
 // firstPlaces is for first resources alone. A list that does not grow is always allowed.
 //
 // A resource that has lost its plugin counts as long as it is kept, see room.go: in the quotas of its pod and of all pods of its account, since a pod may be
-// deleted and replaced again and again. One that can be forgotten counts in its pod's quota alone, and is forgotten for others of that pod.
+// deleted and replaced again and again. One that can be forgotten counts in its pod's quota alone, and makes room for other resources of that pod.
 //
 // A pod needs room in its quota for what it takes over from a pod of another account, as if that had left. What it takes over within its account has room, as
 // a roll-out needs, and counts in the quotas of all pods of the account from then on: else two pods could hand all they have to each other, and have it again.
