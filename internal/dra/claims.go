@@ -104,6 +104,7 @@ type claim struct {
 	uid      device.ClaimUID
 	results  []result
 	podClaim string // as the pod's specification names it, if a template has made it; empty otherwise
+	implicit bool   // kube-scheduler has made it for a container's requests
 	// reserved are the pods for which the claim is reserved, and groups the names of the PodGroups.
 	reserved []device.PodUID
 	groups   []string
@@ -429,7 +430,7 @@ func (c *Claims) read(ctx context.Context, namespace, name string) (claim, error
 	if err != nil {
 		return claim{}, fmt.Errorf("reading ResourceClaim %s/%s: %w", namespace, name, err)
 	}
-	got := claim{uid: device.ClaimUID(object.UID), podClaim: object.Annotations[resourceapi.PodResourceClaimAnnotation]}
+	got := claim{uid: device.ClaimUID(object.UID), podClaim: object.Annotations[resourceapi.PodResourceClaimAnnotation], implicit: object.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true"}
 	for _, r := range object.Status.Allocation.Devices.Results {
 		if r.Driver == Driver {
 			got.results = append(got.results, result{r.Request, r.Pool, r.Device, r.AdminAccess != nil && *r.AdminAccess})

@@ -33,8 +33,12 @@ type metadataDevice struct {
 	attributes attributes
 }
 
-// files returns the metadata of a claim's requests by their names.
+// files returns the metadata of a claim's requests by their names. A claim that kube-scheduler has made has none: its name is random, so that no container finds
+// them, and a pod that names no claim is as it is without Dynamic Resource Allocation.
 func (w metadataWriter) files(namespace, name string, of claim, devices []metadataDevice) (map[string]cdi.Metadata, error) {
+	if of.implicit {
+		return nil, nil
+	}
 	requests := map[string]*metadata.DeviceMetadataRequest{}
 	for _, d := range devices {
 		r := requests[d.base()]

@@ -76,6 +76,17 @@ func TestServer_Metadata_AreWhatTheLibraryReads(t *testing.T) {
 	if !bytes.Contains(one.Text, []byte("v1alpha1")) {
 		t.Error("readers of Kubernetes 1.36 do not find their version")
 	}
+	k.world.allocate("by-scheduler", "a=a.example/gpu:2")
+	k.world.mu.Lock()
+	k.world.claims["default/by-scheduler"].Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}
+	k.world.mu.Unlock()
+	k.claims.Bind(demand("p", "side", "main direct made-x7 by-scheduler"))
+	if got := k.prepare("by-scheduler"); got != "a=n1/a.example/gpu/0:2" {
+		t.Error(got)
+	}
+	if of := k.files.latest; of.UID != "uid-by-scheduler" || of.Metadata != nil {
+		t.Errorf("the claim %s has %d metadata, want the scheduler's claim without any", of.UID, len(of.Metadata))
+	}
 	one, got = read("made-x7")
 	if one.Path != dir+"resourceclaimtemplates/made/a/devmgrd.io-metadata.json" || got.PodClaimName == nil || *got.PodClaimName != "made" || got.Requests[0].Name != "a/big" {
 		t.Errorf("%s has %+v", one.Path, got)

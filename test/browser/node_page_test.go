@@ -3,10 +3,12 @@ package browser
 import (
 	"context"
 	"fmt"
+	"iter"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -231,8 +233,9 @@ func (m many) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv
 	return l, nil
 }
 
-func (m many) ListDevices(context.Context, *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
-	l := &adminv1.ListDevicesResponse{}
+func (m many) EachDevice(string) iter.Seq[*adminv1.Device] { return slices.Values(m.devices()) }
+
+func (m many) devices() (all []*adminv1.Device) {
 	states := []string{"assigned", "free", "unhealthy", "stale", "cordoned", "suspended", "refused", "withheld", "quarantined"}
 	for i := range m.n {
 		d := &adminv1.Device{ResourceName: resourceOfMany, Id: fmt.Sprintf("<b>%05d-%s", i, strings.Repeat("no-end-", 10)), State: "free", Listed: true, Healthy: true, NumaNodes: []int32{int32(i % 4)}}
@@ -242,19 +245,18 @@ func (m many) ListDevices(context.Context, *adminv1.ListDevicesRequest) (*adminv
 		if d.State == "assigned" {
 			d.Holder = &adminv1.Holder{Namespace: "namespace", Name: strings.Repeat("pod-", 20), Containers: []string{"main"}}
 		}
-		l.Devices = append(l.Devices, d)
+		all = append(all, d)
 	}
-	return l, nil
+	return all
 }
 
 func (m many) ListAssignments(context.Context, *adminv1.ListAssignmentsRequest) (*adminv1.ListAssignmentsResponse, error) {
-	l, _ := m.ListDevices(context.Background(), nil)
 	all := &adminv1.ListAssignmentsResponse{}
 	if m.n == 0 {
 		return all, nil
 	}
 	one := &adminv1.Assignment{Namespace: "namespace", Pod: strings.Repeat("pod-", 20), Container: "main", ResourceName: resourceOfMany}
-	for _, d := range l.Devices[:100] {
+	for _, d := range m.devices()[:100] {
 		one.DeviceIds = append(one.DeviceIds, d.Id)
 	}
 	all.Assignments = append(all.Assignments, one)

@@ -3,6 +3,7 @@ package browser
 import (
 	"context"
 	"io"
+	"iter"
 	"log/slog"
 	"net"
 	"net/http"
@@ -66,14 +67,17 @@ func (a aged) GetStatus(ctx context.Context, r *adminv1.GetStatusRequest) (*admi
 	return s, err
 }
 
-func (a aged) ListDevices(ctx context.Context, r *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
-	l, err := a.Server.ListDevices(ctx, r)
-	for _, d := range l.GetDevices() {
-		if d.Cordon != nil {
-			d.Cordon.Since = ago(50 * time.Hour)
+func (a aged) EachDevice(resource string) iter.Seq[*adminv1.Device] {
+	return func(yield func(*adminv1.Device) bool) {
+		for d := range a.Server.EachDevice(resource) {
+			if d.Cordon != nil {
+				d.Cordon.Since = ago(50 * time.Hour)
+			}
+			if !yield(d) {
+				return
+			}
 		}
 	}
-	return l, err
 }
 
 func (a aged) ListPlugins(ctx context.Context, r *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error) {
