@@ -3,6 +3,7 @@ package allocator_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"testing"
@@ -282,7 +283,11 @@ func TestDisplace_HeldOrCordoned_IsKept(t *testing.T) {
 func TestUses_PodsRequestMuch_CostsTheSame(t *testing.T) { // not parallel: it counts allocations
 	run(t, func(r *harness) {
 		uses := func() float64 {
-			return testing.AllocsPerRun(10, func() { r.Uses([]device.ResourceName{"junk.example/0"}) })
+			least := math.Inf(1)
+			for range 100 { // other goroutines allocate too
+				least = min(least, testing.AllocsPerRun(1, func() { r.Uses([]device.ResourceName{"junk.example/0"}) }))
+			}
+			return least
 		}
 		before := uses()
 		for i := range 20 {

@@ -44,9 +44,7 @@ func TestServer_Metadata_AreWhatTheLibraryReads(t *testing.T) {
 		if got := k.prepare(claim); got == "" {
 			t.Error(got)
 		}
-		k.files.mu.Lock()
-		of := k.files.latest
-		k.files.mu.Unlock()
+		of := k.files.last(device.ClaimUID("uid-" + claim))
 		if len(of.Metadata) != 1 {
 			t.Fatalf("%s has metadata of %d requests", claim, len(of.Metadata))
 		}
@@ -84,8 +82,8 @@ func TestServer_Metadata_AreWhatTheLibraryReads(t *testing.T) {
 	if got := k.prepare("by-scheduler"); got != "a=n1/a.example/gpu/0:2" {
 		t.Error(got)
 	}
-	if of := k.files.latest; of.UID != "uid-by-scheduler" || of.Metadata != nil {
-		t.Errorf("the claim %s has %d metadata, want the scheduler's claim without any", of.UID, len(of.Metadata))
+	if of := k.files.last("uid-by-scheduler"); len(of.Devices) != 1 || of.Metadata != nil {
+		t.Errorf("the scheduler's claim has %d devices, and metadata of %d requests", len(of.Devices), len(of.Metadata))
 	}
 	one, got = read("made-x7")
 	if one.Path != dir+"resourceclaimtemplates/made/a/devmgrd.io-metadata.json" || got.PodClaimName == nil || *got.PodClaimName != "made" || got.Requests[0].Name != "a/big" {

@@ -69,7 +69,7 @@ type written struct {
 	mu     sync.Mutex
 	claims map[device.ClaimUID][]device.Container // that use them
 	untold bool
-	latest cdi.Claim
+	latest map[device.ClaimUID]cdi.Claim // of each claim the last one, since missing files are written as well
 	fails  error
 
 	unreadable error // by the runtime
@@ -93,10 +93,17 @@ func (w *written) Prepare(_ context.Context, c cdi.Claim) (all [][]string, err e
 		all = append(all, []string{cdi.DeviceName(device.ClaimRequest{Claim: c.UID, Request: d.Request}, d.Name)})
 	}
 	if w.fails == nil {
-		w.claims[c.UID], w.latest = c.Users, c
+		w.claims[c.UID], w.latest[c.UID] = c.Users, c
 		w.untold = w.untold || c.Untold
 	}
 	return all, w.fails
+}
+
+// last returns what was last prepared of a claim.
+func (w *written) last(uid device.ClaimUID) cdi.Claim {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.latest[uid]
 }
 
 func (w *written) Unprepared(uid device.ClaimUID) {
@@ -128,7 +135,7 @@ type kubelet struct {
 func newServer(t testing.TB, hold time.Duration) *kubelet {
 	w, claims := newWorld(t)
 	dir := t.TempDir()
-	devices, files := &readiness{ready: map[device.Container]bool{}, updated: make(chan struct{})}, &written{claims: map[device.ClaimUID][]device.Container{}}
+	devices, files := &readiness{ready: map[device.Container]bool{}, updated: make(chan struct{})}, &written{claims: map[device.ClaimUID][]device.Container{}, latest: map[device.ClaimUID]cdi.Claim{}}
 	s := NewServer(ServerConfig{
 		RegistryDir: filepath.Join(dir, "plugins_registry"), PluginsDir: filepath.Join(dir, "plugins"), Claims: claims, Allocator: devices, Files: files, Hold: hold,
 		Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
