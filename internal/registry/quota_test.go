@@ -37,6 +37,24 @@ func (f *harness) takesOver(t *testing.T, p *plugintest.Plugin, devices ...*plug
 	return true
 }
 
+// answered reports whether a resource's list has been accepted or refused.
+func (f *harness) answered(name device.ResourceName) func() bool {
+	return func() bool { return len(f.Offers()[name].Inventory.Devices) > 0 || f.Offers()[name].LastError != "" }
+}
+
+// leavesBytes fails if there is no room for lists of an honest pod and of the host.
+func (f *harness) leavesBytes(t *testing.T) {
+	t.Helper()
+	for i, dir := range []string{f.directory("honest").Sockets, f.dir} {
+		name := device.ResourceName(fmt.Sprintf("vendor.example/%d", i))
+		plugintest.Start(t, dir, string(name), longList(40)...)
+		f.eventually("it is answered", f.answered(name))
+		if o := f.Offers()[name]; o.LastError != "" {
+			t.Errorf("a list of 40 devices is refused: %s", o.LastError)
+		}
+	}
+}
+
 // A pod registers all that it may, and another one takes that over, again and again. There is a place for the resources of an honest pod.
 func TestQuota_PodsTakeOverInTurn_OthersHavePlaces(t *testing.T) {
 	t.Parallel()
@@ -79,24 +97,14 @@ func TestQuota_PodsTakeOverInTurn_OthersHaveBytes(t *testing.T) {
 			f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 })
 			f.with.Allocator, f.with.Accounts = forgetful{f}, of
 			f.run()
-			answered := func(name device.ResourceName) func() bool {
-				return func() bool { return len(f.Offers()[name].Inventory.Devices) > 0 || f.Offers()[name].LastError != "" }
-			}
 			for i, n := range []int{450, 225, 112, 56, 28, 14, 7} { // 910 are the limit
 				p := plugintest.New(t, f.directory("a").Sockets, fmt.Sprintf("junk.example/%d", i), longList(n)...)
 				p.Serve()
 				p.MustRegister()
-				f.eventually("it is answered", answered(device.ResourceName(p.Resource)))
+				f.eventually("it is answered", f.answered(device.ResourceName(p.Resource)))
 				f.takesOver(t, p, longList(n)...)
 			}
-			for i, dir := range []string{f.directory("honest").Sockets, f.dir} {
-				name := device.ResourceName(fmt.Sprintf("vendor.example/%d", i))
-				plugintest.Start(t, dir, string(name), longList(40)...)
-				f.eventually("it is answered", answered(name))
-				if o := f.Offers()[name]; o.LastError != "" {
-					t.Errorf("a list of 40 devices is refused: %s", o.LastError)
-				}
-			}
+			f.leavesBytes(t)
 		})
 	}
 }
@@ -140,15 +148,12 @@ func TestQuota_PodTakesOverFromOneThatIsAway_OthersHaveBytes(t *testing.T) {
 	f := prepare(t, ownDirs(socketDir(t)), func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 })
 	f.with.Allocator, f.with.Accounts = forgetful{f}, accounts{"a": "junk", "b": "trash", "honest": "vendor"}
 	f.run()
-	answered := func(name device.ResourceName) func() bool {
-		return func() bool { return len(f.Offers()[name].Inventory.Devices) > 0 || f.Offers()[name].LastError != "" }
-	}
 	for i, n := range []int{450, 225, 112, 56, 28, 14, 7} { // 910 are the limit
 		name := device.ResourceName(fmt.Sprintf("junk.example/%d", i))
 		p := plugintest.New(t, f.directory("a").Sockets, string(name), longList(n)...)
 		p.Serve()
 		p.MustRegister()
-		f.eventually("it is answered", answered(name))
+		f.eventually("it is answered", f.answered(name))
 		p.Kill()
 		f.eventually("a is away", func() bool { return f.Offers()[name].State != device.Serving })
 		q := plugintest.New(t, f.directory("b").Sockets, string(name), longList(n)...)
@@ -159,14 +164,7 @@ func TestQuota_PodTakesOverFromOneThatIsAway_OthersHaveBytes(t *testing.T) {
 			})
 		}
 	}
-	for i, dir := range []string{f.directory("honest").Sockets, f.dir} {
-		name := device.ResourceName(fmt.Sprintf("vendor.example/%d", i))
-		plugintest.Start(t, dir, string(name), longList(40)...)
-		f.eventually("it is answered", answered(name))
-		if o := f.Offers()[name]; o.LastError != "" {
-			t.Errorf("a list of 40 devices is refused: %s", o.LastError)
-		}
-	}
+	f.leavesBytes(t)
 }
 
 // What pod b has from a, of its account, counts for a also when a pod of another account has had it for a moment, and after a restart of devmgrd.
