@@ -16,7 +16,8 @@
 //   - What the device plugin has granted: environment, mounts, device nodes. That is all that a container of the request needs, and it starts
 //     also while devmgrd is away.
 //   - A guard: a mount whose source does not exist, and a /dev/null that is there only while the hook sees containers. The runtime cannot
-//     start a container with them. devmgrd's NRI hook removes the mount and injects what the container gets. A request has a guard where a file cannot say what each of its containers gets:
+//     start a container with them. devmgrd's NRI hook removes the mount and injects what the container gets. A request has a guard where
+//     a file cannot say what each of its containers gets:
 //     package nri decides that (Grants).
 //
 // Next to it is a file with the metadata of the request's devices, which each of its containers reads (KEP-5304).

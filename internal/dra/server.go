@@ -344,13 +344,12 @@ func (s *Server) write(ctx context.Context, namespace, name string, of claim, un
 	describer := newDescriber(cmp.Or(s.Sysfs, "/sys"), cmp.Or(s.Procfs, "/proc"))
 	var described []metadataDevice
 	for i, d := range s.Claims.devices(of) {
-		one := of.results[i]
+		one := metadataDevice{result: of.results[i]}
 		c.Devices = append(c.Devices, cdi.Device{Request: one.base(), Name: one.device, Resource: d.Resource, ID: d.ID})
-		if d.Resource != "" {
-			described = append(described, metadataDevice{one, describer.once(d)})
-		} else {
-			described = append(described, metadataDevice{result: one})
+		if d.Resource != "" && !of.implicit { // it reads files of the host
+			one.attributes = describer.once(d)
 		}
+		described = append(described, one)
 	}
 	metadata, err := s.metadata.files(namespace, name, of, described)
 	if err != nil {
