@@ -133,6 +133,18 @@ func everything() object {
 	}
 }
 
+func TestChart_NoPodConditions_NoRightToWriteThem(t *testing.T) {
+	for _, on := range []bool{true, false} {
+		all := render(t, "devmgrd", "kube-system", object{"config": object{"kubernetes": object{"podConditions": on}}})
+		may := slices.ContainsFunc(at(all["ClusterRole/devmgrd"], "rules").([]any), func(rule any) bool {
+			return slices.Contains(at(rule, "resources").([]any), any("pods/status"))
+		})
+		if _, limited := all["ValidatingAdmissionPolicy/devmgrd-own-pods"]; may != on || limited != on {
+			t.Errorf("podConditions %v: the right is %v, its policy %v", on, may, limited)
+		}
+	}
+}
+
 // TestChart_SameAsBase holds that the chart and the Kustomize base, two ways to the same objects, do not part.
 func TestChart_SameAsBase(t *testing.T) {
 	t.Run("defaults", func(t *testing.T) { sameAsBase(t, object{}, "# The defaults.\n", "{resources: [base]}") })

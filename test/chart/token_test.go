@@ -3,6 +3,7 @@
 package chart
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -18,7 +19,8 @@ import (
 )
 
 // A thief of the service account's token changes the status of the token's own node only, and of that only extended resources and devmgrd's
-// conditions. The thief writes ResourceSlices and events of devmgrd for that node only, and evicts no pod. devmgrd does not run: its pod waits for a Secret.
+// conditions. Of that node's pods the thief changes devmgrd's two conditions. The thief writes ResourceSlices and events of devmgrd for that node
+// only, and evicts no pod. devmgrd does not run: its pod waits for a Secret.
 func TestChart_StolenToken_ChangesItsOwnNodeOnly(t *testing.T) {
 	h := install(t)
 	nodes := h.Client().CoreV1().Nodes()
@@ -87,9 +89,56 @@ func TestChart_StolenToken_ChangesItsOwnNodeOnly(t *testing.T) {
 	if _, err := client.CoreV1().Secrets(metav1.NamespaceSystem).List(h.ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("listing secrets: %v, want it forbidden", err)
 	}
+	h.onlyItsOwnPods(client)
 	h.onlyItsOwnEvents(client)
 	h.onlyItsOwnSlices(client)
 	h.must(nodes.Delete(h.ctx, "other", metav1.DeleteOptions{}))
+}
+
+// onlyItsOwnPods checks that a thief changes two conditions of the pods of the token's own node, and nothing else of pods.
+func (h *harness) onlyItsOwnPods(client clientset.Interface) {
+	h.t.Helper()
+	pods := h.Client().CoreV1().Pods(metav1.NamespaceDefault)
+	pod := func(name, node string) {
+		_, err := pods.Create(h.ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
+			NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "registry.example/none"}},
+		}}, metav1.CreateOptions{})
+		h.must(err)
+		h.t.Cleanup(func() {
+			_ = pods.Delete(context.Background(), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+		})
+	}
+	pod("x-own", h.NodeName())
+	pod("x-other", "other")
+	patch := func(pod, text string) error {
+		_, err := client.CoreV1().Pods(metav1.NamespaceDefault).Patch(h.ctx, pod, types.StrategicMergePatchType, []byte(text),
+			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}, "status")
+		return err
+	}
+	condition := func(kind string) string {
+		return fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":"False","reason":"X"}]}}`, kind)
+	}
+	h.until("the policy for pods is in force", func() bool {
+		err := patch("x-other", condition("devmgrd.io/DevicesHealthy"))
+		return err != nil && strings.Contains(err.Error(), "pods of its own node only")
+	})
+	for _, kind := range []string{"devmgrd.io/DevicesAssigned", "devmgrd.io/DevicesHealthy"} {
+		h.must(patch("x-own", condition(kind)))
+	}
+	for what, text := range map[string]string{
+		"another condition": condition("Ready"),
+		"the phase":         `{"status":{"phase":"Succeeded"}}`,
+		"the address":       `{"status":{"podIP":"192.0.2.1","podIPs":[{"ip":"192.0.2.1"}]}}`,
+		"a label":           `{"metadata":{"labels":{"app":"theirs"}}}`,
+		"a finalizer":       `{"metadata":{"finalizers":["vendor.example/x"]}}`,
+	} {
+		if err := patch("x-own", text); err == nil || !strings.Contains(err.Error(), "devmgrd may ") {
+			h.t.Errorf("%s of a pod of the own node is changed: %v", what, err)
+		}
+	}
+	if err := client.CoreV1().Pods(metav1.NamespaceDefault).Delete(h.ctx, "x-own", metav1.DeleteOptions{}); !apierrors.IsForbidden(err) {
+		h.t.Errorf("a deletion: %v, want it forbidden", err)
+	}
 }
 
 // thief returns a client with a token of devmgrd's service account.
