@@ -21,8 +21,14 @@ func (w Wait) Same(as Wait) bool {
 	if w.Reason != as.Reason || w.InUse != as.InUse || w.Reason != NotEnoughDevices && w.Reason != DeviceUnhealthy {
 		return w == as
 	}
-	digit := func(c rune) bool { return c >= '0' && c <= '9' }
-	return w.Message == as.Message || slices.Equal(strings.FieldsFunc(w.Message, digit), strings.FieldsFunc(as.Message, digit))
+	return slices.EqualFunc(strings.Fields(w.Message), strings.Fields(as.Message), func(one, other string) bool {
+		return one == other || isCount(one) && isCount(other)
+	})
+}
+
+// isCount reports whether a word is a number or a time; names may contain digits.
+func isCount(word string) bool {
+	return strings.ContainsAny(word, "0123456789") && strings.Trim(word, "0123456789-:TZ,") == ""
 }
 
 // A ReadinessState is the kind of answer to the runtime's question about a container.
