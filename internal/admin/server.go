@@ -136,6 +136,7 @@ const (
 	lastRebind  = 30 * time.Second
 
 	maxRequestBytes = 1 << 20
+	maxHeaderBytes  = 8 << 10 // of a request; gRPC's own limit is 16 MiB
 	stopLimit       = 2 * time.Second
 )
 
@@ -156,7 +157,7 @@ func (s *Server) Check() error {
 
 // Run serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequestBytes), grpc.WaitForHandlers(true), grpc.Creds(peercreds.New(identify)))
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequestBytes), grpc.MaxHeaderListSize(maxHeaderBytes), grpc.WaitForHandlers(true), grpc.Creds(peercreds.New(identify)))
 	adminv1.RegisterAdminServiceServer(server, s)
 	l := s.bind(ctx)
 	if l == nil {

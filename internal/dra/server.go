@@ -31,8 +31,9 @@ import (
 
 const (
 	maxRequestBytes         = 1 << 20
-	preparing               = 16  // claims of one request at once
-	streams                 = 256 // requests at once on one connection: the kubelet prepares the claims of many pods at once
+	maxHeaderBytes          = 8 << 10 // of a request; gRPC's own limit is 16 MiB
+	preparing               = 16      // claims of one request at once
+	streams                 = 256     // requests at once on one connection: the kubelet prepares the claims of many pods at once
 	firstListen, lastListen = time.Second, 30 * time.Second
 	rewriteTime             = 20 * time.Second // in which the kubelet asks to prepare the claim of a pod, several times
 	registerTime            = 30 * time.Second // for the kubelet to register the driver; it takes two seconds, and longer while the node boots
@@ -197,7 +198,7 @@ func (s *Server) serve(ctx context.Context) error {
 			s.listening() // before the kubelet is answered
 			group.Go(func() error { s.awaitKubelet(ctx); return nil })
 		}
-		g := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequestBytes), grpc.MaxConcurrentStreams(streams), grpc.WaitForHandlers(true))
+		g := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequestBytes), grpc.MaxHeaderListSize(maxHeaderBytes), grpc.MaxConcurrentStreams(streams), grpc.WaitForHandlers(true))
 		one.register(g)
 		group.Go(func() error { return ended(g.Serve(s.limiter.Listener(l)), one.path) })
 		group.Go(func() error {

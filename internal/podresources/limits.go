@@ -33,7 +33,7 @@ const (
 
 	clientWatches = 16 // watches at once; each may keep one response
 
-	connectionStreams = 100         // requests at once on one connection
+	connectionStreams = 32          // requests at once on one connection
 	connectionIdle    = time.Minute // without a request or a watch; then the connection is closed, and gRPC clients dial again
 )
 

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
@@ -347,5 +348,15 @@ func TestFindIsShared(t *testing.T) {
 	all.Wait()
 	if n := a.n.Load(); n > 15 {
 		t.Errorf("80 questions of one client within a second became %d requests to the API server", n)
+	}
+}
+
+// A request's headers stay in memory as long as a watch does.
+func TestRequest_HeadersAreLong_IsRefused(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "x", strings.Repeat("~", 32<<10))
+	if _, err := r.v1.List(ctx, &v1.ListPodResourcesRequest{}); err == nil || !strings.Contains(err.Error(), "header list size") {
+		t.Errorf("a request with long headers is answered: %v", err)
 	}
 }

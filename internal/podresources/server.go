@@ -83,7 +83,9 @@ const (
 	firstRebind = time.Second // before the next try for an unavailable socket
 	lastRebind  = 30 * time.Second
 
-	maxRequestBytes = 64 << 10 // far more than any request needs
+	// What a request may have is far more than any needs: a client may have thousands in line.
+	maxRequestBytes = 4 << 10
+	maxHeaderBytes  = 8 << 10 // gRPC's own limit is 16 MiB
 	stopLimit       = 2 * time.Second
 )
 
@@ -138,7 +140,7 @@ func (s *Server) Run(ctx context.Context) error {
 	server := grpc.NewServer(
 		grpc.Creds(peercreds.New(s.clients.identify)),
 		grpc.ForceServerCodecV2(newCodec()),
-		grpc.MaxRecvMsgSize(maxRequestBytes),
+		grpc.MaxRecvMsgSize(maxRequestBytes), grpc.MaxHeaderListSize(maxHeaderBytes),
 		grpc.MaxConcurrentStreams(connectionStreams),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: connectionIdle}),
 		grpc.UnaryInterceptor(s.limit),

@@ -21,7 +21,7 @@ import (
 var callerLimits = connlimit.Limits{Served: 1024, ServedPerClient: 256, Waiting: 1024, WaitingPerClient: 256}
 
 const (
-	connectionStreams = 32  // requests at once on one connection
+	connectionStreams = 8   // requests at once on one connection
 	maxRegistering    = 256 // calls of Register at work
 	maxRegisteringOf  = 32  // of one process
 

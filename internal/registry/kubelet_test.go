@@ -140,16 +140,11 @@ func TestReRegistration(t *testing.T) {
 // A second registration that fails leaves the first plugin what it was.
 func TestSecondRegistrationFails(t *testing.T) {
 	t.Parallel()
-	f := prepare(t)
-	f.SetRegisterTimeout(time.Second)
-	f.run()
+	f := start(t)
 	first := plugintest.Start(t, f.dir, gpu, plugintest.Devices(2)...)
 	f.eventually("the first plugin serves", f.servesNumber(2))
 	second := plugintest.New(t, f.dir, gpu, plugintest.Devices(5)...)
 	second.Endpoint = "second.sock"
-	if second.Register() == nil {
-		t.Error("it was taken without a socket")
-	}
 	second.Before(plugintest.GetOptions, plugintest.Fail("not ready"))
 	second.Serve()
 	if second.Register() == nil {

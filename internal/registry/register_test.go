@@ -75,10 +75,45 @@ func TestRegisterIgnoresOptionsInRequest(t *testing.T) {
 	}
 }
 
+// devmgrd waits for a plugin that registers before it listens, and for a slow one, up to a limit.
+func TestRegister_PluginDoesNotAnswer_IsRefused(t *testing.T) {
+	t.Parallel()
+	f := prepare(t)
+	f.SetRegisterTimeout(100 * time.Millisecond)
+	f.run()
+	listen := func(name string) *net.UnixListener {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(f.dir, name), Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	defer listen("mute.sock").Close() // it takes connections and says nothing
+	left := listen("left.sock")
+	left.SetUnlinkOnClose(false)
+	left.Close()
+	for endpoint, says := range map[string]string{
+		"none.sock": `there is no socket "none.sock" in the plugin directory; the plugin must listen there before it registers`,
+		"left.sock": "connection refused",
+		"mute.sock": "does not answer",
+	} {
+		p := plugintest.New(t, f.dir, gpu)
+		p.Endpoint = endpoint
+		if err := p.Register(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", endpoint, err, says)
+		}
+	}
+	hung := plugintest.New(t, f.dir, gpu)
+	hung.Before(plugintest.GetOptions, plugintest.Hang)
+	hung.Serve()
+	if err := hung.Register(); err == nil || len(f.Offers()) != 0 {
+		t.Errorf("one that does not tell its options: %v, %v", err, f.Offers())
+	}
+}
+
 func TestRegisterRefused(t *testing.T) {
 	t.Parallel()
 	f := prepare(t, func(c *registry.Config) { c.MaxResources = 2 })
-	f.SetRegisterTimeout(time.Second)
 	f.run()
 	first := plugintest.Start(t, f.dir, gpu, plugintest.Devices(2)...)
 	f.eventually("the first plugin serves", f.servesNumber(2))
@@ -86,9 +121,6 @@ func TestRegisterRefused(t *testing.T) {
 	bad := plugintest.New(t, f.dir, "vendor.example/bad")
 	bad.Before(plugintest.GetOptions, plugintest.Fail("the card is on fire"))
 	bad.Serve()
-	hung := plugintest.New(t, f.dir, "vendor.example/hung")
-	hung.Before(plugintest.GetOptions, plugintest.Hang)
-	hung.Serve()
 	outside := plugintest.New(t, socketDir(t), gpu)
 	outside.Serve()
 	must := func(err error) {
@@ -100,13 +132,6 @@ func TestRegisterRefused(t *testing.T) {
 	must(os.WriteFile(filepath.Join(f.dir, "file.sock"), nil, 0o600))
 	must(os.Symlink(outside.Socket(), filepath.Join(f.dir, "outside.sock")))
 	must(os.Symlink("kubelet.sock", filepath.Join(f.dir, "self.sock")))
-	mute, err := net.Listen("unix", filepath.Join(f.dir, "mute.sock")) // takes connections and says nothing
-	must(err)
-	defer mute.Close()
-	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(f.dir, "left.sock"), Net: "unix"})
-	must(err)
-	left.SetUnlinkOnClose(false)
-	left.Close()
 
 	for _, c := range []struct {
 		name, version, resource, endpoint string
@@ -124,11 +149,7 @@ func TestRegisterRefused(t *testing.T) {
 		{"link to our own socket", "v1beta1", gpu, "self.sock", codes.FailedPrecondition, []string{"our own kubelet.sock"}},
 		{"link that leaves", "v1beta1", gpu, "outside.sock", codes.FailedPrecondition, []string{outside.Socket(), "out of the socket directory"}},
 		{"file", "v1beta1", gpu, "file.sock", codes.FailedPrecondition, []string{"is not a socket"}},
-		{"nothing there", "v1beta1", gpu, "none.sock", codes.Unavailable, []string{"there is no socket", "none.sock", "before it registers"}},
-		{"left behind", "v1beta1", gpu, "left.sock", codes.Unavailable, []string{"failed to dial device plugin", "refused"}},
-		{"mute", "v1beta1", gpu, "mute.sock", codes.Unavailable, []string{"failed to dial device plugin", "does not answer"}},
 		{"options fail", "v1beta1", gpu, bad.Endpoint, codes.FailedPrecondition, []string{"failed to get device plugin options", "the card is on fire"}},
-		{"options hang", "v1beta1", gpu, hung.Endpoint, codes.DeadlineExceeded, []string{"failed to get device plugin options"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			before := f.offer()

@@ -20,8 +20,12 @@ import (
 	"github.com/devmgrd/devmgrd/internal/socket/peercreds"
 )
 
-// maxRegisterBytes is far more than a request of Register has.
-const maxRegisterBytes = 64 << 10
+const (
+	// maxRegisterBytes is far more than a request of Register has. A process may have many requests in line.
+	maxRegisterBytes = 4 << 10
+	// maxHeaderBytes bounds the headers of a request, and of a plugin's answer, whose errors are headers. gRPC's own limit is 16 MiB for each.
+	maxHeaderBytes = 8 << 10
+)
 
 // server is the Registration service on kubelet.sock.
 type server struct {
@@ -31,7 +35,7 @@ type server struct {
 
 func newServer(r *Registry) *registrationServer {
 	s := newRegistrationServer(
-		grpc.MaxRecvMsgSize(maxRegisterBytes),
+		grpc.MaxRecvMsgSize(maxRegisterBytes), grpc.MaxHeaderListSize(maxHeaderBytes),
 		grpc.ConnectionTimeout(r.registerTimeout),
 		grpc.WaitForHandlers(true),
 	)

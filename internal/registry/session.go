@@ -66,7 +66,7 @@ func connect(ctx context.Context, loc *location, endpoint string) (*session, err
 		}),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"), // servers in Rust and C++ refuse a socket's path as authority
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxShortAnswer)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxShortAnswer)), grpc.WithMaxHeaderListSize(maxHeaderBytes),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0), // a plugin that rests has no stream
 	)
