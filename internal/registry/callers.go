@@ -42,11 +42,18 @@ type registrationServer struct {
 
 // newRegistrationServer returns a server whose connections and calls are bounded.
 func newRegistrationServer(options ...grpc.ServerOption) *registrationServer {
-	calls := &callLimiter{all: semaphore.NewWeighted(maxRegistering), clients: map[string]*clientCalls{}}
+	calls := newTurns(maxRegistering, maxRegisteringOf)
 	return &registrationServer{
 		Server: grpc.NewServer(append(options,
 			grpc.Creds(peercreds.New(identifyCaller)),
-			grpc.UnaryInterceptor(calls.wait),
+			grpc.UnaryInterceptor(func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+				done, err := calls.take(ctx, peercreds.Of[caller](ctx).client)
+				if err != nil {
+					return nil, status.FromContextError(err).Err()
+				}
+				defer done()
+				return handle(ctx, request)
+			}),
 			grpc.MaxConcurrentStreams(connectionStreams),
 			grpc.ReadBufferSize(callerBuffer),
 			grpc.WriteBufferSize(callerBuffer),
@@ -111,53 +118,62 @@ func identifyCaller(conn net.Conn) (net.Conn, caller, error) {
 	return nil, caller{}, errors.New("the connection was not accepted by kubelet.sock's listener")
 }
 
-// callLimiter bounds the calls at work. Calls beyond the bounds wait in line until their callers give up.
-type callLimiter struct {
-	all *semaphore.Weighted
+// turns bounds what is done at once, in all and for each client. What is beyond the bounds waits in line; a client has at most as many in the common line
+// as it may have turns.
+type turns struct {
+	all  *semaphore.Weighted
+	each int64
 
 	mu      locks.Mutex[locks.Leaf]
-	clients map[string]*clientCalls
+	clients map[string]*clientTurns
 }
 
-// A clientCalls counts one client's calls.
-type clientCalls struct {
+// A clientTurns counts one client's turns.
+type clientTurns struct {
 	own   *semaphore.Weighted
-	calls int // at work or waiting
+	users int // that have a turn or wait
 }
 
-// wait waits for a call's turn.
-func (t *callLimiter) wait(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	client := peercreds.Of[caller](ctx).client
+func newTurns(all, each int64) *turns {
+	return &turns{all: semaphore.NewWeighted(all), each: each, clients: map[string]*clientTurns{}}
+}
+
+// take waits for a client's turn, which ends when done is called.
+func (t *turns) take(ctx context.Context, client string) (done func(), err error) {
 	mine := t.enter(client)
-	defer t.leave(client)
 	if err := mine.Acquire(ctx, 1); err != nil {
-		return nil, status.FromContextError(err).Err()
+		t.leave(client)
+		return nil, err
 	}
-	defer mine.Release(1)
 	if err := t.all.Acquire(ctx, 1); err != nil {
-		return nil, status.FromContextError(err).Err()
+		mine.Release(1)
+		t.leave(client)
+		return nil, err
 	}
-	defer t.all.Release(1)
-	return handle(ctx, request)
+	return func() {
+		t.all.Release(1)
+		mine.Release(1)
+		t.leave(client)
+	}, nil
 }
 
-func (t *callLimiter) enter(client string) *semaphore.Weighted {
+func (t *turns) enter(client string) *semaphore.Weighted {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := t.clients[client]
 	if c == nil {
-		c = &clientCalls{own: semaphore.NewWeighted(maxRegisteringOf)}
+		c = &clientTurns{own: semaphore.NewWeighted(t.each)}
 		t.clients[client] = c
 	}
-	c.calls++
+	c.users++
 	return c.own
 }
 
-func (t *callLimiter) leave(client string) {
+func (t *turns) leave(client string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if c := t.clients[client]; c.calls > 1 {
-		c.calls--
+	if c := t.clients[client]; c.users > 1 {
+		c.users--
 	} else {
 		delete(t.clients, client)
 	}

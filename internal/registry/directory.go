@@ -29,6 +29,7 @@ type directory struct {
 
 	restores                *rate.Limiter   // of kubelet.sock being put back
 	strays, losses, returns *rate.Sometimes // of what is logged about kubelet.sock
+	refusals                *rate.Limiter   // of what is logged about refused registrations
 
 	watches sync.WaitGroup // of the watchers; Registry.work has one that waits for them
 
@@ -47,7 +48,8 @@ func newDirectory(r *Registry, loc location) *directory {
 		called: make(chan struct{}), recall: make(chan struct{}, 1),
 		restores: rate.NewLimiter(rate.Every(restoreInterval), restoreBurst),
 		strays:   seldom(), losses: seldom(), returns: seldom(),
-		cancel: func() {},
+		refusals: rate.NewLimiter(rate.Every(warningPause), warningBurst),
+		cancel:   func() {},
 	}
 	if loc.pod.Known() {
 		d.log = r.log.With("pod", loc.pod.String())

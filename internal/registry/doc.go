@@ -11,6 +11,7 @@
 //	registration   one registration, supervised: serve, dial back, end    registration.go
 //	               further plugins of a resource, in reserve              instances.go
 //	session        one connection to a plugin, used once                  session.go
+//	intake         what a plugin's message takes before it is whole       intake.go
 //	lister         turns a stream's messages into inventories             inventory.go
 //	deviceList     an inventory, with the time each device was added      devicelist.go
 //	budget         the memory of all plugins' lists together              budget.go
@@ -25,7 +26,7 @@
 //	watchedSocket  one plugin that waits to be called: ask, notify        watchedsocket.go, info.go
 //	server         the Registration service on kubelet.sock               server.go
 //	saver          writes plugins' records, at most once a second         saver.go
-//	callers        which directory a caller dialled; limits               callers.go
+//	callers        which directory a caller dialled; turns of clients     callers.go
 //
 // # The order of events
 //

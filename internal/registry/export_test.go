@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"net"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -29,3 +30,22 @@ func (r *Registry) SetSteadyTime(d time.Duration) { r.steadyTime = d }
 
 // SetRestores lets kubelet.sock be put back as often as it is removed.
 func (r *Registry) SetRestores() { r.common.restores.SetLimit(rate.Inf) }
+
+// SetIntakeTime shortens the time that a long message of a plugin may take. It is called before Run.
+func (r *Registry) SetIntakeTime(d time.Duration) { r.intakeTime = d }
+
+// An Intakes makes connections of plugins that share turns.
+type Intakes struct {
+	turns *turns
+	limit time.Duration
+}
+
+func NewIntakes(limit time.Duration) Intakes { return Intakes{newTurns(intakeTurns, 1), limit} }
+
+// Of returns a client's connection, and what gRPC calls for each whole message.
+func (i Intakes) Of(client string, conn net.Conn) (in net.Conn, whole func()) {
+	c := newIntake(conn, i.turns, client, i.limit)
+	return c, c.whole
+}
+
+const FreeIntake = freeIntake

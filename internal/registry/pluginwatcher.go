@@ -32,7 +32,7 @@ const (
 	maxCallRest       = 20 * time.Second      // after one that leads to the most calls
 	retryRate         = 20                    // calls in a second that have failed before, of one directory
 	retryBurst        = 64                    // of these at once
-	warningBurst      = 32                    // lines about sockets of one directory; the other lines are for debugging
+	warningBurst      = 32                    // lines about sockets of one directory, and about refused registrations; the other lines are for debugging
 	warningPause      = 10 * time.Second      // between two such lines later on
 )
 

@@ -111,6 +111,21 @@ func TestRegister_PluginDoesNotAnswer_IsRefused(t *testing.T) {
 	}
 }
 
+func TestRegister_ManyAreRefused_LogHasALimit(t *testing.T) {
+	t.Parallel()
+	f := start(t)
+	p := plugintest.New(t, f.dir, gpu)
+	p.Endpoint = "../x"
+	for range 100 {
+		if p.Register() == nil {
+			t.Fatal("it is accepted")
+		}
+	}
+	if n := f.logs.count("level=WARN msg=\"registration refused\""); n < 32 || n > 40 {
+		t.Errorf("%d lines for 100 refused registrations, want 32 and one each 10 s", n)
+	}
+}
+
 func TestRegisterRefused(t *testing.T) {
 	t.Parallel()
 	f := prepare(t, func(c *registry.Config) { c.MaxResources = 2 })

@@ -251,7 +251,7 @@ func (l *registration) dial(ctx context.Context) (*session, error) {
 	if err := l.registry.checkRules(ctx, l); err != nil {
 		return nil, err
 	}
-	s, err := connect(ctx, &l.location, l.endpoint)
+	s, err := l.registry.connect(ctx, &l.location, l.endpoint)
 	if err != nil {
 		return nil, err
 	}

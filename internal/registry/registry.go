@@ -93,6 +93,8 @@ type Registry struct {
 
 	work sync.WaitGroup // all goroutines that Run waits for
 
+	intakes *turns // of sessions with long messages
+
 	making locks.Mutex[locks.PluginDirectory] // held while a plugin pod's directory is made; taken before mu
 
 	mu         locks.Mutex[locks.Registry] // guards the fields below; never held across a call, a file access or a save
@@ -112,6 +114,7 @@ type pauses struct {
 	callPause       time.Duration // of the watcher's calls, the first one
 	sweepPause      time.Duration // between two sweeps of the socket directory
 	steadyTime      time.Duration // of serving, after which a series of restarts is over
+	intakeTime      time.Duration // for a long message of a plugin
 }
 
 // New returns a Registry with the offers of cfg.Known, as Stale or Lost. Nothing runs before Run.
@@ -126,9 +129,10 @@ func New(cfg Config) *Registry {
 		cfg:       cfg,
 		log:       cfg.Log,
 		metrics:   newMetrics(cfg.Metrics),
-		pauses:    pauses{registerTimeout, lastPause, refusePause, growPause, firstCallPause, sweepPause, steadyTime},
+		pauses:    pauses{registerTimeout, lastPause, refusePause, growPause, firstCallPause, sweepPause, steadyTime, intakeTime},
 		changed:   make(chan struct{}, 1),
 		failed:    make(chan error, 1),
+		intakes:   newTurns(intakeTurns, 1),
 		own:       map[device.PodUID]*directory{},
 		resources: make(map[device.ResourceName]*resourceState, len(cfg.Known)),
 	}

@@ -71,7 +71,8 @@ func TestRestarts_AnotherInstanceServes_IsLoggedSeldom(t *testing.T) {
 		p.Kill()
 		f.eventually("the first one serves again", f.servesNumber(1))
 	}
-	if n := f.logs.loud("plugin ended; another instance serves"); n != 3 {
+	// devmgrd may dial the plugin before it registers, and the registration then replaces that session: a restart without this line.
+	if n := f.logs.loud("plugin ended; another instance serves"); n < 2 || n > 3 {
 		t.Errorf("logged %d times", n)
 	}
 	if n := f.logs.loud("plugin restarts again and again"); n != 1 {

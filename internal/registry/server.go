@@ -49,7 +49,11 @@ func (s *server) Register(ctx context.Context, request *pluginapi.RegisterReques
 	from := peercreds.Of[caller](ctx)
 	d := from.directory
 	if err := s.registry.register(ctx, from, request); err != nil {
-		d.log.Warn("registration refused", "resource", device.Clip(request.GetResourceName()),
+		level := slog.LevelDebug
+		if d.refusals.Allow() {
+			level = slog.LevelWarn
+		}
+		d.log.Log(ctx, level, "registration refused", "resource", device.Clip(request.GetResourceName()),
 			"endpoint", device.Clip(request.GetEndpoint()), "err", err)
 		return nil, refusalStatus(err)
 	}
@@ -129,7 +133,7 @@ func (r *Registry) connectBack(ctx context.Context, l *registration) (_ *session
 	defer cancel()
 	var cause error // of the latest try that did not run out of time
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
-		on, err := connect(ctx, &l.location, l.endpoint)
+		on, err := r.connect(ctx, &l.location, l.endpoint)
 		if err == nil {
 			on.quota = r.quotaOf(on.process)
 			if err := on.ask(ctx); err != nil {

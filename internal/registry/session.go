@@ -41,7 +41,7 @@ type session struct {
 }
 
 // connect opens a session with the plugin at endpoint, in one try.
-func connect(ctx context.Context, loc *location, endpoint string) (*session, error) {
+func (r *Registry) connect(ctx context.Context, loc *location, endpoint string) (*session, error) {
 	e, err := loc.open(endpoint)
 	if err != nil {
 		return nil, err
@@ -56,29 +56,32 @@ func connect(ctx context.Context, loc *location, endpoint string) (*session, err
 		raw.Close()
 		return nil, err
 	}
+	in := newIntake(raw, r.intakes, process, r.intakeTime)
 	var used atomic.Bool
 	conn, err := grpc.NewClient("passthrough:///"+socketName,
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			if used.Swap(true) {
 				return nil, errors.New("the connection to the plugin has ended")
 			}
-			return raw, nil
+			return in, nil
 		}),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"), // servers in Rust and C++ refuse a socket's path as authority
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxShortAnswer)), grpc.WithMaxHeaderListSize(maxHeaderBytes),
+		// A window that grows would let a plugin send up to 16 MiB that nothing has read yet.
+		grpc.WithStaticStreamWindowSize(intakeWindow), grpc.WithStaticConnWindowSize(intakeWindow), grpc.WithStatsHandler(in),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0), // a plugin that rests has no stream
 	)
 	if err != nil {
-		raw.Close()
+		in.Close()
 		return nil, err
 	}
 	s := &session{
 		began:   time.Now(),
 		process: process,
 		client:  pluginapi.NewDevicePluginClient(conn),
-		conn:    conn, raw: raw,
+		conn:    conn, raw: in,
 		turn: make(chan struct{}, 1),
 		over: make(chan struct{}),
 	}

@@ -106,7 +106,7 @@ func (c *watchedSocket) wait(ctx context.Context, clock <-chan time.Time, mine *
 func (c *watchedSocket) call(ctx context.Context) (*registration, error) {
 	dialling, cancel := context.WithTimeout(ctx, c.registry.registerTimeout)
 	defer cancel()
-	on, err := connect(dialling, c.location, c.path)
+	on, err := c.registry.connect(dialling, c.location, c.path)
 	c.deaf.Store(err != nil)
 	if err != nil {
 		return nil, err
