@@ -92,12 +92,12 @@ var (
 	}
 )
 
-// What commands print is what docs/operations.md shows. go test ./internal/cli -run TestGolden -update writes the files; the page
-// is edited by hand then.
+// What commands print is in testdata, and what documents show of it is that. go test ./internal/cli -run TestGolden -update writes the
+// files; the documents are edited by hand then.
 func TestGolden(t *testing.T) {
-	page, err := os.ReadFile("../../docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
+	documents := map[string]document{}
+	for name, file := range map[string]string{"status": "watch.md", "devices": "devices.md", "explain": "waiting.md"} {
+		documents[name] = openDocument(t, file)
 	}
 	for name, show := range map[string]func(*bytes.Buffer){
 		"status":  func(to *bytes.Buffer) { showStatus(to, aStatus, noon) },
@@ -129,10 +129,8 @@ func TestGolden(t *testing.T) {
 		if got.String() != string(want) {
 			t.Errorf("%s: got\n%s\nwant\n%s", name, got.String(), want)
 		}
-		shown := "    " + strings.ReplaceAll(strings.TrimSpace(string(want)), "\n", "\n    ")
-		shown = strings.ReplaceAll(shown, "    \n", "\n")
-		if name != "explain-all" && !strings.Contains(string(page), shown) {
-			t.Errorf("docs/operations.md does not show what devmgrd %s prints:\n%s", name, shown)
+		if d, shows := documents[name]; shows {
+			d.shows("", string(want))
 		}
 		for line := range strings.Lines(got.String()) {
 			if strings.TrimRight(line, " \n") != strings.TrimSuffix(line, "\n") {

@@ -29,5 +29,5 @@ func TestReadiness_Documented(t *testing.T) {
 	shows("migration.md", out)
 	all[6].check = func() error { return errors.New("not connected to container runtime at /var/run/nri/nri.sock") }
 	_, out = readiness(all)
-	shows("operations.md", out)
+	shows("watch.md", out)
 }

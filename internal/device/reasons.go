@@ -74,7 +74,7 @@ func Explain(r Reason) Explanation {
 // Explanations returns the explanations of all reasons.
 func Explanations() []Explanation { return slices.Clone(explanations) }
 
-// explanations is the table of reasons: for devmgrd explain and for docs/operations.md.
+// explanations is the table of reasons: for devmgrd explain and for docs/waiting.md.
 var explanations = []Explanation{
 	{
 		Reason:  PluginMissing,
@@ -185,7 +185,7 @@ var explanations = []Explanation{
 		Reason:  AssignmentConflict,
 		Meaning: "the state file assigns one device to two pods, because a commit that failed was written all the same",
 		Remedy:  "nothing: the runtime's report resolves it. `devmgrd store verify` names the pods. If it stays, the runtime is away (`/readyz`)",
-		Section: "operations.md#the-state-file",
+		Section: "upgrade.md#the-state-file",
 		ends:    "the container runtime reports which devices its containers have",
 	},
 	{
@@ -233,7 +233,7 @@ var explanations = []Explanation{
 	{
 		Reason:  StoreUnavailable,
 		Meaning: "devmgrd could not write the assignment",
-		Remedy:  "check whether the disk is full, or [the state file is gone](#the-state-file-is-gone)",
+		Remedy:  "check whether the disk is full, or [the state file is gone](upgrade.md#the-state-file-is-gone)",
 		Section: "runbook.md#devmgrdstoreunavailable",
 		ends:    "the state file can be written: devmgrd tries again after a pause",
 	},
@@ -255,14 +255,14 @@ var explanations = []Explanation{
 		Reason:  ContainerTooLarge,
 		Meaning: "the container with its devices exceeds one message between runtime and NRI plugins; the message names the field",
 		Remedy:  "have its owner shorten arguments, variables or annotations, or refer less often to a plugin's variable as `$(NAME)`",
-		Section: "operations.md#sizes",
+		Section: "waiting.md#sizes",
 		ends:    "the pod is replaced by one with shorter arguments, variables or annotations",
 	},
 	{
 		Reason:  PodTooLarge,
 		Meaning: "the pod requests more resources than a pod may, or the pods of the node do together; the message names the limit",
 		Remedy:  "have its owner split the pod, or remove pods that are bound to the node without the scheduler",
-		Section: "operations.md#sizes",
+		Section: "waiting.md#sizes",
 		ends:    "the pod is replaced by a smaller one, or others end",
 	},
 	{

@@ -49,7 +49,7 @@ type Kind struct {
 	Reason  string
 	Type    string   // Normal or Warning
 	Objects []string // the kinds of object that the events are on
-	Meaning string   // Markdown, for docs/operations.md
+	Meaning string   // Markdown, for docs/watch.md
 }
 
 // Kinds returns the kinds of events that devmgrd sends.
@@ -61,15 +61,15 @@ func Kinds() []Kind {
 		{devicesAssigned, normal, onPod, "the message has the containers and their devices"},
 		{waitGivenUp, warning, onPod, "the pod has waited for as long as [`wait.giveUpAfter`](configuration.md#an-end-to-waiting) allows, and is evicted"},
 		{deviceFailed, warning, onPod, "devices of the pod are unhealthy, or their plugin has stopped listing them"},
-		{deviceRefused, warning, onNode, "a device is listed as healthy, and [its plugin refuses it](#a-device-that-its-plugin-refuses)"},
+		{deviceRefused, warning, onNode, "a device is listed as healthy, and [its plugin refuses it](devices.md#a-device-that-its-plugin-refuses)"},
 		{contradiction, warning, onPod, "two resources of one container set one field differently; the first resource by name wins"},
 		{notStarted, warning, onPod, "the container received its devices several times in a row, and never started"},
-		{startedWithout, warning, onPod, "the container started while devmgrd was away, [without its devices](#a-container-without-its-devices)"},
-		{notRedirected, warning, onPod, "the container started while devmgrd was away: [its plugin is registered with the kubelet](#a-plugin-is-missing)"},
+		{startedWithout, warning, onPod, "the container started while devmgrd was away, [without its devices](waiting.md#a-container-without-its-devices)"},
+		{notRedirected, warning, onPod, "the container started while devmgrd was away: [its plugin is registered with the kubelet](waiting.md#a-plugin-is-missing)"},
 		{notAllowed, warning, []string{"Pod", "Node"}, "a [rule](configuration.md#rules-for-device-plugins) does not allow a registration or a grant; the message names the rule"},
 		{contested, warning, onNode, "another writer keeps changing the Node's capacity of a resource"},
-		{invalidCordons, warning, onNode, "the Node's annotation [`devmgrd.io/cordon`](#a-device-out-of-service) has a mistake; the cordons before stay in force"},
-		{notSynchronized, warning, onNode, "[the runtime cannot list its containers](#the-runtime-cannot-list-its-containers): containers that request devices cannot start"},
+		{invalidCordons, warning, onNode, "the Node's annotation [`devmgrd.io/cordon`](devices.md#a-device-out-of-service) has a mistake; the cordons before stay in force"},
+		{notSynchronized, warning, onNode, "[the runtime cannot list its containers](waiting.md#the-runtime-cannot-list-its-containers): containers that request devices cannot start"},
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/pods"
 )
 
-// docs/operations.md has the table of events.
+// docs/watch.md has the table of events.
 func TestEvents_Documents_HaveTheTable(t *testing.T) {
 	var table strings.Builder
 	table.WriteString("| event | type | on | meaning |\n|---|---|---|---|\n")
@@ -16,5 +16,5 @@ func TestEvents_Documents_HaveTheTable(t *testing.T) {
 		short(t, k.Reason, k.Meaning)
 		fmt.Fprintf(&table, "| `%s` | %s | %s | %s |\n", k.Reason, k.Type, strings.Join(k.Objects, ", "), k.Meaning)
 	}
-	generated(t, "docs/operations.md", "internal/pods/events.go", table.String())
+	generated(t, "docs/watch.md", "internal/pods/events.go", table.String())
 }

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// docs/operations.md has the table of metrics: their names, types, labels and help, as the source registers them.
+// docs/watch.md has the table of metrics: their names, types, labels and help, as the source registers them.
 func TestMetrics_Documents_HaveTheTable(t *testing.T) {
 	var all []metric
 	err := filepath.WalkDir(filepath.Join(root, "internal"), func(path string, e fs.DirEntry, err error) error {
@@ -52,7 +52,7 @@ func TestMetrics_Documents_HaveTheTable(t *testing.T) {
 		}
 		fmt.Fprintf(&table, "| `%s%s` | %s | %s |\n", m.name, labels, m.kind, strings.TrimSuffix(m.help, "."))
 	}
-	generated(t, "docs/operations.md", "the metrics in internal", table.String())
+	generated(t, "docs/watch.md", "the metrics in internal", table.String())
 }
 
 // A metric is what a Prometheus client reads of one.

@@ -11,7 +11,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// docs/operations.md has the table of reasons, and each reason leads to a section that exists.
+// docs/waiting.md has the table of reasons, and each reason leads to a section that exists.
 func TestReasons_Documents_HaveTheTable(t *testing.T) {
 	var table strings.Builder
 	table.WriteString("| reason | meaning | remedy |\n|---|---|---|\n")
@@ -22,9 +22,9 @@ func TestReasons_Documents_HaveTheTable(t *testing.T) {
 		}
 		short(t, string(e.Reason), e.Meaning)
 		short(t, string(e.Reason), e.Remedy)
-		fmt.Fprintf(&table, "| [`%s`](%s) | %s | %s |\n", e.Reason, strings.TrimPrefix(e.Section, "operations.md"), e.Meaning, e.Remedy)
+		fmt.Fprintf(&table, "| [`%s`](%s) | %s | %s |\n", e.Reason, strings.TrimPrefix(e.Section, "waiting.md"), e.Meaning, e.Remedy)
 	}
-	generated(t, "docs/operations.md", "internal/device/reasons.go", table.String())
+	generated(t, "docs/waiting.md", "internal/device/reasons.go", table.String())
 }
 
 // The table of waits in docs/architecture.md has each reason, and no other.
