@@ -39,7 +39,7 @@ func TestChart_InstalledUpgradedRemoved_PodsRunOn(t *testing.T) {
 	}
 	h.nothingForbidden()
 
-	// The pods run on, the Node keeps its capacity, and the host its files, as docs/install.md says.
+	// The pods run on, the Node keeps its capacity, and the host its files, as docs/upgrade.md says.
 	before := [2]int64{1, 1} // without the drained one
 	h.until("the Node shows the other device", func() bool { return h.capacity() == before })
 	h.helm("uninstall", release, "--wait")
