@@ -25,9 +25,7 @@ func TestReadiness_Documented(t *testing.T) {
 	for _, name := range []string{"store", "registration", "pods", "node", "podresources", "admin", "nri"} {
 		all = append(all, part{name: name, check: func() error { return nil }})
 	}
-	_, out := readiness(all)
-	shows("migration.md", out)
 	all[6].check = func() error { return errors.New("not connected to container runtime at /var/run/nri/nri.sock") }
-	_, out = readiness(all)
+	_, out := readiness(all)
 	shows("watch.md", out)
 }
