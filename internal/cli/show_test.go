@@ -96,7 +96,7 @@ var (
 // files; the documents are edited by hand then.
 func TestGolden(t *testing.T) {
 	documents := map[string]document{}
-	for name, file := range map[string]string{"status": "watch.md", "devices": "devices.md", "explain": "waiting.md"} {
+	for name, file := range map[string]string{"devices": "devices.md", "explain": "waiting.md"} {
 		documents[name] = openDocument(t, file)
 	}
 	for name, show := range map[string]func(*bytes.Buffer){
