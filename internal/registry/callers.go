@@ -55,6 +55,7 @@ func newRegistrationServer(options ...grpc.ServerOption) *registrationServer {
 				return handle(ctx, request)
 			}),
 			grpc.MaxConcurrentStreams(connectionStreams),
+			grpc.MaxHeaderListSize(maxHeaderBytes),
 			grpc.ReadBufferSize(callerBuffer),
 			grpc.WriteBufferSize(callerBuffer),
 			grpc.KeepaliveParams(keepalive.ServerParameters{

@@ -35,7 +35,7 @@ type server struct {
 
 func newServer(r *Registry) *registrationServer {
 	s := newRegistrationServer(
-		grpc.MaxRecvMsgSize(maxRegisterBytes), grpc.MaxHeaderListSize(maxHeaderBytes),
+		grpc.MaxRecvMsgSize(maxRegisterBytes),
 		grpc.ConnectionTimeout(r.registerTimeout),
 		grpc.WaitForHandlers(true),
 	)

@@ -43,6 +43,33 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// trustedPeers are the files whose gRPC clients call the kubelet or the container runtime, which may do with the node what they like.
+var trustedPeers = []string{"internal/cri/cri.go", "internal/podresources/ask.go", "internal/podresources/kubelet.go"}
+
+// gRPC takes headers of 16 MiB with each call and each answer unless a server or a client says otherwise.
+func TestGRPC_HeadersHaveALimit(t *testing.T) {
+	option := map[string]string{"grpc.NewServer(": "grpc.MaxHeaderListSize(", "grpc.NewClient(": "grpc.WithMaxHeaderListSize("}
+	found := 0
+	err := filepath.WalkDir(filepath.Join(root, "internal"), func(file string, _ os.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(file)
+		for made, limited := range option {
+			if n := strings.Count(string(text), made); n > 0 && !slices.ContainsFunc(trustedPeers, func(p string) bool { return filepath.Join(root, p) == file }) {
+				found += n
+				if strings.Count(string(text), limited) < n {
+					t.Errorf("%s: %s...) without %s...)", file, made, limited)
+				}
+			}
+		}
+		return err
+	})
+	if err != nil || found < 5 {
+		t.Errorf("%d servers and clients were found: %v", found, err)
+	}
+}
+
 // amount reads a number with its unit; a word that is no unit is what is counted.
 func amount(text string) (int64, bool) {
 	words := strings.Fields(text)
