@@ -92,7 +92,7 @@ const (
 // Kubernetes holds the access to the API server.
 type Kubernetes struct {
 	Mode string `key:"mode"` // Cluster or NoCluster
-	// Kubeconfig is a file; empty: the pod's service account, else /etc/kubernetes/kubelet.conf.
+	// Kubeconfig is a file; empty: the pod's service account, else the kubelet's, at the path of kubeadm, k3s or RKE2.
 	Kubeconfig string `key:"kubeconfig"`
 	// PodConditions writes conditions into the status of pods that request devices.
 	PodConditions bool `key:"podConditions"`

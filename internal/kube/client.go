@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -15,8 +16,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// KubeletConfig is the kubelet's kubeconfig, at the path of kubeadm and most other installers. Its rights suffice.
-const KubeletConfig = "/etc/kubernetes/kubelet.conf"
+// kubeletConfigs are the paths of the kubelet's kubeconfig: of kubeadm and most other installers, of k3s, and of RKE2. Its rights suffice.
+var kubeletConfigs = []string{"/etc/kubernetes/kubelet.conf", "/var/lib/rancher/k3s/agent/kubelet.kubeconfig", "/var/lib/rancher/rke2/agent/kubelet.kubeconfig"}
 
 // The client's rate limit, against runaway requests only: an idle devmgrd makes no request, and one with many new pods reads them
 // one after the other.
@@ -34,7 +35,7 @@ const (
 // Load returns the address of the API server and the credentials: from the kubeconfig file if one is given, otherwise from the service
 // account in a pod, otherwise from the kubelet's kubeconfig. Certificate and token files are read again when they change. The error
 // names the remedy.
-func Load(kubeconfig string) (*rest.Config, error) { return load(kubeconfig, KubeletConfig) }
+func Load(kubeconfig string) (*rest.Config, error) { return load(kubeconfig, kubeletConfigs) }
 
 // Connect returns a client with Load's credentials, and this version of devmgrd as user agent.
 func Connect(kubeconfig, version string) (Client, error) {
@@ -54,7 +55,12 @@ func ConnectResource(kubeconfig, version string) (Client, error) {
 	return NewResourceClient(cfg, "devmgrd/"+version)
 }
 
-func load(kubeconfig, fallback string) (*rest.Config, error) {
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func load(kubeconfig string, fallbacks []string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		cfg, err := rest.InClusterConfig()
 		if err == nil {
@@ -63,7 +69,10 @@ func load(kubeconfig, fallback string) (*rest.Config, error) {
 		if !errors.Is(err, rest.ErrNotInCluster) {
 			return nil, fmt.Errorf("reading the pod's service account: %w; mount it, or set kubernetes.kubeconfig", err)
 		}
-		kubeconfig = fallback
+		kubeconfig = fallbacks[0]
+		if i := slices.IndexFunc(fallbacks, exists); i >= 0 {
+			kubeconfig = fallbacks[i]
+		}
 	}
 	// Opened for a clear error: the loader below reports a missing file as an empty configuration.
 	file, err := os.Open(kubeconfig)

@@ -30,11 +30,11 @@ func TestLoad(t *testing.T) {
 		{good, "/nowhere", ""},
 		{"", good, ""},
 		{filepath.Join(dir, "none.conf"), good, "set kubernetes.kubeconfig to a file that devmgrd can read"},
-		{"", filepath.Join(dir, "none.conf"), "no such file"},
+		{"", filepath.Join(dir, "none.conf"), "open /nowhere: no such file"},
 		{dir, good, "reading the kubeconfig"},
 		{bad, good, bad},
 	} {
-		cfg, err := load(c.given, c.fallback)
+		cfg, err := load(c.given, []string{"/nowhere", c.fallback})
 		switch {
 		case c.says == "" && (err != nil || cfg.Host != "https://10.0.0.1:6443" || cfg.BearerToken != "secret"):
 			t.Errorf("%+v: got %v, %v", c, cfg, err)
@@ -45,7 +45,7 @@ func TestLoad(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
 	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
 	if _, err := os.Stat("/var/run/secrets/kubernetes.io/serviceaccount/token"); err != nil {
-		if _, err := load("", good); err == nil || !strings.Contains(err.Error(), "service account") {
+		if _, err := load("", []string{good}); err == nil || !strings.Contains(err.Error(), "service account") {
 			t.Errorf("in a pod without a token: %v", err)
 		}
 	}

@@ -356,6 +356,23 @@ func TestAdvice_Containerd1_IsNeverTheDropIn(t *testing.T) {
 	}
 }
 
+// k3s and RKE2 write containerd's configuration from a template at each start.
+func TestAdvice_K3s_IsItsTemplate(t *testing.T) {
+	for distribution, file := range map[string]string{"k3s": "/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "rke2": "/var/lib/rancher/rke2/agent/etc/containerd/config.toml"} {
+		f := fit()
+		f.Runtime.Socket, f.Containerd = "/run/k3s/containerd/containerd.sock", preflight.Containerd{File: file, RequestTimeout: "1s"}
+		f.NRI.RequestTimeout = time.Second
+		var text strings.Builder
+		for _, one := range preflight.Judge(f) {
+			fmt.Fprintln(&text, one.Remedy)
+		}
+		want := "/var/lib/rancher/" + distribution + "/agent/etc/containerd/config-v3.toml.tmpl, and restart " + distribution
+		if !strings.Contains(text.String(), want) || strings.Contains(text.String(), "conf.d") {
+			t.Errorf("no remedy says %q, or one says conf.d: %s", want, text.String())
+		}
+	}
+}
+
 // A remedy names the unit and the release of the node's runtime.
 func TestAdvice_CRIO_IsNamed(t *testing.T) {
 	f := fit()

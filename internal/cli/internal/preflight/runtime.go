@@ -27,12 +27,14 @@ const (
 	crioDropIn = "copy /usr/share/devmgrd/crio/devmgrd.conf into /etc/crio/crio.conf.d, and restart CRI-O, which touches no running container"
 	containerd = "containerd"
 	crio       = "crio"
-	restart    = "restart containerd, which touches no running container"
+
+	// rancherSocket is containerd's in k3s and RKE2, which write its configuration from a template at each start.
+	rancherSocket = "/run/k3s/containerd/containerd.sock"
 )
 
 func (j *judge) runtime(f Facts) {
 	if r := f.Runtime; r.Err != nil && f.Containerd.without("cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime") {
-		j.fail("runtime", "take cri out of disabled_plugins, and "+restart, "containerd's configuration (%s) disables its CRI plugin: no kubelet can use it", f.Containerd.File)
+		j.fail("runtime", "take cri out of disabled_plugins, and "+f.restart(), "containerd's configuration (%s) disables its CRI plugin: no kubelet can use it", f.Containerd.File)
 	} else if r.Err != nil {
 		j.fail("runtime", "start the runtime (systemctl start "+f.unit()+"); if its socket is elsewhere, name it with --runtime-endpoint", "no container runtime answers at %s: %v", r.Socket, r.Err)
 	} else {
@@ -51,13 +53,13 @@ func (j *judge) nri(f Facts) {
 	case f.Runtime.Err != nil && n.Missing:
 		j.fail("nri", "start the runtime first", "no process listens at %s", n.Socket)
 	case c.without("io.containerd.nri.v1.nri"):
-		j.fail("nri", "take the plugin io.containerd.nri.v1.nri out of disabled_plugins, and "+restart, "containerd's configuration (%s) disables the NRI plugin", c.File)
+		j.fail("nri", "take the plugin io.containerd.nri.v1.nri out of disabled_plugins, and "+f.restart(), "containerd's configuration (%s) disables the NRI plugin", c.File)
 	case isTrue(c.Disable) && f.old():
 		j.fail("nri", f.advice("disable"), "NRI is off in containerd's configuration (%s)", c.File)
 	case isTrue(c.Disable):
-		j.fail("nri", "set disable = false in [plugins.'io.containerd.nri.v1.nri'] (devmgrd's drop-in does), and "+restart, "NRI is off in containerd's configuration (%s)", c.File)
+		j.fail("nri", "set disable = false in [plugins.'io.containerd.nri.v1.nri'] (devmgrd's drop-in does), and "+f.restart(), "NRI is off in containerd's configuration (%s)", c.File)
 	case isTrue(c.DisableConnections):
-		j.fail("nri", "set disable_connections = false in [plugins.'io.containerd.nri.v1.nri'], and "+restart, "containerd's configuration (%s) disables NRI connections", c.File)
+		j.fail("nri", "set disable_connections = false in [plugins.'io.containerd.nri.v1.nri'], and "+f.restart(), "containerd's configuration (%s) disables NRI connections", c.File)
 	case c.Socket != "" && c.Socket != n.Socket:
 		j.fail("nri", "set nri.socket to "+c.Socket+" in devmgrd's configuration", "nri.socket is %s, but containerd's is %s", n.Socket, c.Socket)
 	case n.Missing && f.old():
@@ -105,13 +107,13 @@ func (j *judge) timeout(f Facts) {
 		j.ok("nri timeout", "the runtime waits %s for an answer", n.RequestTimeout)
 	}
 	if n.RequestTimeout > 0 && f.Containerd.Err == nil && err == nil && written != n.RequestTimeout {
-		j.warn("nri timeout", restart, "containerd's configuration says %s, which is not in force yet", written)
+		j.warn("nri timeout", f.restart(), "containerd's configuration says %s, which is not in force yet", written)
 	}
 }
 
 func (j *judge) validator(f Facts) {
 	n, c := f.NRI, f.Containerd
-	enabled, required, file, remedy := isTrue(c.Validator), c.Required, "containerd's configuration ("+c.File+")", dropIn
+	enabled, required, file, remedy := isTrue(c.Validator), c.Required, "containerd's configuration ("+c.File+")", f.dropIn()
 	if f.CRIO != nil {
 		enabled, required, file, remedy = f.CRIO.Validator, f.CRIO.Required, "CRI-O's configuration", crioDropIn
 	}
@@ -131,7 +133,7 @@ func (j *judge) validator(f Facts) {
 		j.warn("validator", "take devmgrd out of required_plugins; packaging/kubernetes/fail-closed.yaml requires it only for pods that need it",
 			"%s requires devmgrd for every container: while devmgrd is away no container starts, the network's included", file)
 	case f.CRIO == nil && !f.Runtime.Started.IsZero() && c.Changed.After(f.Runtime.Started.Add(startAccuracy)):
-		j.warn("validator", restart, "the default validator is on in containerd's configuration, but the file is newer than the running containerd")
+		j.warn("validator", f.restart(), "the default validator is on in containerd's configuration, but the file is newer than the running containerd")
 	case f.API != nil && f.API.Policy == kube.NoPolicy && (f.API.Asking == 0 || f.API.Unbound > 0):
 		j.warn("validator", "use Kubernetes 1.36 or later, or switch the beta of 1.34 and 1.35 on (docs/install.md); static pods need the annotation in their manifests anyway",
 			"the default validator is on, but the API server has no mutating admission policies, so no policy can make pods require devmgrd: %s", bare)
@@ -197,7 +199,21 @@ func (f Facts) advice(what string) string {
 	if f.old() {
 		return oldDropIn
 	}
+	return f.dropIn()
+}
+
+// dropIn returns how containerd gets devmgrd's drop-in.
+func (f Facts) dropIn() string {
+	if unit := f.unit(); unit == "k3s" || unit == "rke2" {
+		return "append /usr/share/devmgrd/containerd/devmgrd.toml, without its version, to {{ template \"base\" . }} in /var/lib/rancher/" + unit +
+			"/agent/etc/containerd/config-v3.toml.tmpl, and " + f.restart()
+	}
 	return dropIn
+}
+
+// restart returns how containerd reads its configuration again.
+func (f Facts) restart() string {
+	return "restart " + f.unit() + ", which touches no running container"
 }
 
 // unit returns the runtime's systemd unit.
@@ -205,7 +221,13 @@ func (f Facts) unit() string {
 	if f.NRI.Runtime == "cri-o" || f.Runtime.Name == "cri-o" || strings.HasSuffix(f.Runtime.Socket, "/crio.sock") {
 		return crio
 	}
-	return containerd
+	if f.Runtime.Socket != rancherSocket {
+		return containerd
+	}
+	if strings.HasPrefix(f.Containerd.File, "/var/lib/rancher/rke2/") {
+		return "rke2"
+	}
+	return "k3s"
 }
 
 // old reports whether the runtime is containerd 1, whose configuration has version 2 and NRI off.
