@@ -25,6 +25,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager/checkpoint"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 	"k8s.io/kubernetes/pkg/kubelet/config"
+	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -310,12 +311,12 @@ func (p *Process) KubeletAllocate(name string, took *time.Duration) error {
 	pod := kubeletPod(name)
 	m.pods = append(m.pods, pod)
 	start := time.Now()
-	if err := m.kubelet.Allocate(pod, &pod.Spec.Containers[0]); err != nil {
+	if err := m.kubelet.Allocate(p.t.Context(), pod, &pod.Spec.Containers[0], lifecycle.AddOperation); err != nil {
 		return err
 	}
 	*took = time.Since(start)
 	m.pods = m.pods[:len(m.pods)-1]
-	m.kubelet.UpdateAllocatedDevices()
+	m.kubelet.UpdateAllocatedDevices(logr.Discard())
 	return nil
 }
 
@@ -325,12 +326,12 @@ func (p *Process) KubeletChurn(pods int, took *time.Duration) error {
 	for i := range pods {
 		pod := kubeletPod(newPod(i))
 		m.pods = append(m.pods, pod)
-		if err := m.kubelet.Allocate(pod, &pod.Spec.Containers[0]); err != nil {
+		if err := m.kubelet.Allocate(p.t.Context(), pod, &pod.Spec.Containers[0], lifecycle.AddOperation); err != nil {
 			return err
 		}
 	}
 	m.pods = m.pods[:len(m.pods)-pods]
-	m.kubelet.UpdateAllocatedDevices()
+	m.kubelet.UpdateAllocatedDevices(logr.Discard())
 	*took = time.Since(start)
 	return nil
 }

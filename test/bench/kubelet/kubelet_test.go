@@ -7,7 +7,7 @@ import (
 	_ "unsafe" // for go:linkname
 
 	"github.com/go-logr/logr"
-	cadvisorapi "github.com/google/cadvisor/info/v1"
+	cadvisorapi "github.com/google/cadvisor/lib/model"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
@@ -50,15 +50,21 @@ type container struct{ pod, name string }
 func (k *kubelet) GetActivePods() []*corev1.Pod                    { return k.pods }
 func (k *kubelet) GetPods() []*corev1.Pod                          { return k.pods }
 func (k *kubelet) GetPodByName(string, string) (*corev1.Pod, bool) { return nil, false }
-func (k *kubelet) GetCPUs(pod, name string) []int64                { return k.cpus[container{pod, name}] }
+func (k *kubelet) GetPodCPUs(string) []int64                       { return nil }
 func (k *kubelet) GetAllocatableCPUs() []int64                     { return nil }
-func (k *kubelet) GetMemory(string, string) []*v1.ContainerMemory  { return nil }
-func (k *kubelet) GetAllocatableMemory() []*v1.ContainerMemory     { return nil }
-func (k *kubelet) GetAllocatableDevices() []*v1.ContainerDevices   { return nil }
+func (k *kubelet) GetCPUs(pod *corev1.Pod, c *corev1.Container) []int64 {
+	return k.cpus[container{pod.Name, c.Name}]
+}
+func (k *kubelet) GetMemory(klog.Logger, *corev1.Pod, *corev1.Container) []*v1.ContainerMemory {
+	return nil
+}
+func (k *kubelet) GetPodMemory(klog.Logger, string) []*v1.ContainerMemory   { return nil }
+func (k *kubelet) GetAllocatableMemory(klog.Logger) []*v1.ContainerMemory   { return nil }
+func (k *kubelet) GetAllocatableDevices(klog.Logger) []*v1.ContainerDevices { return nil }
 func (k *kubelet) GetDevices(pod, name string) []*v1.ContainerDevices {
 	return containerDevices(k.ManagerImpl.GetDevices(pod, name))
 }
-func (k *kubelet) GetDynamicResources(*corev1.Pod, *corev1.Container) []*v1.DynamicResource {
+func (k *kubelet) GetDynamicResources(klog.Logger, *corev1.Pod, *corev1.Container) []*v1.DynamicResource {
 	return nil
 }
 
@@ -105,7 +111,7 @@ func (p *Process) ServeKubelet(s Served, _ *none) error {
 	if err := file.CreateCheckpoint("kubelet_internal_checkpoint", checkpoint.New(entries, nil)); err != nil {
 		return err
 	}
-	k.ManagerImpl, err = newManager(quiet, filepath.Join(dir, "kubelet.sock"), nil, topologymanager.NewFakeManager())
+	k.ManagerImpl, err = newManager(quiet, filepath.Join(dir, "kubelet.sock"), nil, topologymanager.NewFakeManager(quiet))
 	if err != nil {
 		return err
 	}
