@@ -207,8 +207,14 @@ bench: ## Print the figures that the design is measured by (root, for the start 
 
 .PHONY: performance
 performance: ## Compare devmgrd with the kubelet's device manager (root), and write docs/performance.md and its plots; a quarter of an hour.
-	{ $(GO) -C test/bench/kubelet test -timeout 60m -run '^$$' -bench '^BenchmarkAllocate$$' -benchtime 200x . && \
+	{ $(GO) -C test/bench/kubelet test -timeout 60m -run '^$$' -bench '^BenchmarkAllocate$$' -benchtime 200x . && $(NUMA) && \
 	$(GO) test -tags e2e -timeout 60m -run '^$$' -bench '^BenchmarkHealth$$' -benchtime 1x ./test/bench/published; } | $(GO) run ./test/bench/report
+
+NUMA = $(GO) -C test/bench/kubelet test -timeout 60m -run '^$$' -bench '^BenchmarkNUMA$$' -benchtime 1x .
+
+.PHONY: performance-numa
+performance-numa: ## Count the pods whose CPUs are near their devices (docs/numa.md), and write that part of docs/performance.md; two minutes.
+	$(NUMA) | $(GO) run ./test/bench/report
 
 FUZZTIME ?= 30s
 fuzz: ## Fuzz what reads other people's bytes, FUZZTIME each.

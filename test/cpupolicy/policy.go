@@ -63,9 +63,11 @@ func (m Machine) choose(free cpuset.CPUSet, devices [][]int64, count int) (chose
 	return chosen, nil
 }
 
-// A Policy knows which containers have which CPUs. It is safe for concurrent use.
+// A Policy knows which containers have which CPUs. It is safe for concurrent use. A strict one gives a container no CPUs that are far from its
+// devices.
 type Policy struct {
 	Machine Machine
+	Strict  bool
 
 	mu    sync.Mutex
 	taken map[string]cpuset.CPUSet // by container
@@ -82,6 +84,9 @@ func (p *Policy) Take(container string, devices [][]int64, count int) (cpus cpus
 	cpus, err = p.Machine.choose(p.freeLocked(), devices, count)
 	if err != nil {
 		return cpus, "", err
+	}
+	if p.Strict && !p.Machine.Near(cpus, devices) {
+		return cpus, "", fmt.Errorf("choosing %d CPUs: too few are free near the devices", count)
 	}
 	p.taken[container] = cpus
 	nodes := map[int]bool{}

@@ -33,6 +33,11 @@ func TestTake(t *testing.T) {
 			if near := four.Near(cpus, test.devices); near != test.near {
 				t.Errorf("near its devices: %t", near)
 			}
+			strict := New(four)
+			strict.Strict = true
+			if cpus, _, err := strict.Take("c", test.devices, test.count); err == nil != test.near {
+				t.Errorf("a strict policy: CPUs %s, %v", cpus, err)
+			}
 		})
 	}
 }

@@ -28,7 +28,7 @@ const (
 
 // node is devmgrd without its daemon: a real ledger with real state file and a real plugin.
 type node struct {
-	t      *testing.T
+	t      testing.TB
 	ledger *allocator.Allocator
 }
 
