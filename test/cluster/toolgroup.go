@@ -44,7 +44,7 @@ const (
 	Kubernetes Kit = "kubernetes" // Containers, etcd, the control plane, the kubelet, the CNI plugins; fitrunc where CRI-O is chosen
 	Consumer   Kit = "consumer"   // consumer: prints the answer of a PodResources socket
 	CNIGate    Kit = "cnigate"    // cnigate: a CNI plugin that holds up the making of sandboxes
-	NICDriver  Kit = "nicdriver"  // nicdriver: a DRA driver of network cards
+	DRADriver  Kit = "dradriver"  // dradriver: a DRA driver of network cards
 	Kubectl    Kit = "kubectl"    // kubectl: plays the commands of documents
 	Helm       Kit = "helm"       // helm, of the version that checks the chart
 	NodeSuite  Kit = "node suite" // e2e_node.test: Kubernetes' node end-to-end suite, which is large
@@ -64,8 +64,8 @@ func (k Kit) groups() []toolGroup {
 		return []toolGroup{ours("consumer", "test/tools/consumer", "k8s.io/kubernetes")}
 	case CNIGate:
 		return []toolGroup{ours("cnigate", "test/cnigate", "", "../../go.mod", "../../go.sum")}
-	case NICDriver:
-		return []toolGroup{ours("nicdriver", "test/tools/nicdriver", "k8s.io/dynamic-resource-allocation")}
+	case DRADriver:
+		return []toolGroup{ours("dradriver", "test/tools/dradriver", "k8s.io/dynamic-resource-allocation")}
 	case Kubectl:
 		return []toolGroup{kubectl()}
 	case Helm:

@@ -20,7 +20,7 @@ import (
 	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
-// nicDriver is the name of the driver in test/tools/nicdriver, and of its DeviceClass here.
+// nicDriver is the name of the driver in test/tools/dradriver, and of its DeviceClass here.
 const nicDriver = "nic.vendor.example"
 
 // A place is where a device is.
@@ -47,11 +47,11 @@ func (r *harness) pciDevices(all map[string]place) {
 // nics starts a second DRA driver on the node, which has these network cards, and makes its DeviceClass.
 func (r *harness) nics(cards map[string]place) {
 	r.t.Helper()
-	argv := []string{r.tool(cluster.NICDriver, "nicdriver"), "-kubeconfig", r.NodeKubeconfig(), "-node", r.NodeName()}
+	argv := []string{r.tool(cluster.DRADriver, "dradriver"), "-kubeconfig", r.NodeKubeconfig(), "-node", r.NodeName()}
 	for name, at := range cards {
 		argv = append(argv, fmt.Sprintf("%s,%d,%s", name, at.numa, at.root))
 	}
-	driver := cluster.NewProcess("nicdriver", filepath.Join(r.LogDir(), "nicdriver.log"), argv, nil)
+	driver := cluster.NewProcess("dradriver", filepath.Join(r.LogDir(), "dradriver.log"), argv, nil)
 	r.must(driver.Start(r.ctx))
 	r.t.Cleanup(func() {
 		r.removePods() // the kubelet needs the driver for that

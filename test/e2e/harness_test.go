@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 }
 
 // kits are the programs that the tests use.
-var kits = []cluster.Kit{cluster.Kubernetes, cluster.Consumer, cluster.CNIGate, cluster.NICDriver, cluster.Kubectl}
+var kits = []cluster.Kit{cluster.Kubernetes, cluster.Consumer, cluster.CNIGate, cluster.DRADriver, cluster.Kubectl}
 
 const (
 	gpu = "vendor.example/gpu"

@@ -1,4 +1,4 @@
-module github.com/devmgrd/devmgrd/test/tools/nicdriver
+module github.com/devmgrd/devmgrd/test/tools/dradriver
 
 go 1.26.0
 

@@ -1,7 +1,7 @@
-// Command nicdriver is a DRA driver of network cards that do not exist, made with the library that Kubernetes has for such drivers.
+// Command dradriver is a DRA driver of network cards that do not exist, made with the library that Kubernetes has for such drivers.
 // End-to-end tests have a second driver by it, with whose devices those of a device plugin are aligned.
 //
-//	nicdriver -kubeconfig FILE -node NAME CARD,NUMA-NODE,PCIE-ROOT...
+//	dradriver -kubeconfig FILE -node NAME CARD,NUMA-NODE,PCIE-ROOT...
 //
 // A container of a pod with such a card has the device node /dev/CARD.
 package main
@@ -39,7 +39,7 @@ func main() {
 	node := flag.String("node", "", "the name of this node")
 	flag.Parse()
 	if err := run(*kubeconfig, *node, flag.Args()); err != nil {
-		fmt.Fprintln(os.Stderr, "nicdriver:", err)
+		fmt.Fprintln(os.Stderr, "dradriver:", err)
 		os.Exit(1)
 	}
 }
@@ -160,5 +160,5 @@ func (driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.
 }
 
 func (driver) HandleError(_ context.Context, err error, doing string) {
-	fmt.Fprintf(os.Stderr, "nicdriver: %s: %v\n", doing, err)
+	fmt.Fprintf(os.Stderr, "dradriver: %s: %v\n", doing, err)
 }
