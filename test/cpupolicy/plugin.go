@@ -9,7 +9,6 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
-	"k8s.io/utils/cpuset"
 )
 
 const (
@@ -25,15 +24,15 @@ type Plugin struct {
 	client podresources.PodResourcesListerClient
 
 	mu      sync.Mutex
-	created []Creation
+	answers []Answer
 }
 
-// A Creation is what the plugin has learnt and done when the runtime created a container.
-type Creation struct {
+// An Answer is what PodResources has said of a container that the runtime was about to create or, without a Container, of a pod whose sandbox it
+// had made.
+type Answer struct {
 	Pod, Container string
 	Devices        []*podresources.ContainerDevices
-	CPUs           cpuset.CPUSet
-	Err            error // of a container that the plugin has refused
+	Err            error // of a pod whose devices are not known
 }
 
 // NewPlugin returns a plugin that asks the client for devices.
@@ -41,11 +40,17 @@ func NewPlugin(m Machine, client podresources.PodResourcesListerClient) *Plugin 
 	return &Plugin{Policy: New(m), client: client}
 }
 
-// Created returns all creations of containers that request whole CPUs, in their order.
-func (p *Plugin) Created() []Creation {
+// Answers returns all answers, in their order.
+func (p *Plugin) Answers() []Answer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.Clone(p.created)
+	return slices.Clone(p.answers)
+}
+
+// RunPodSandbox asks for the pod's devices, as the topology-aware policy does, which asks at no other time. The answer is only noted.
+func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
+	p.ask(ctx, pod, "")
+	return nil
 }
 
 // CreateContainer gives the container its CPUs.
@@ -54,41 +59,38 @@ func (p *Plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, c *ap
 	if shares == 0 || shares%sharesOfCPU != 0 {
 		return nil, nil, nil
 	}
-	made := Creation{Pod: pod.Name, Container: c.Name}
-	defer func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.created = append(p.created, made)
-	}()
-	made.Devices, made.Err = p.devices(ctx, pod, c.Name)
-	if made.Err != nil {
-		return nil, nil, made.Err
+	answer := p.ask(ctx, pod, c.Name)
+	if answer.Err != nil {
+		return nil, nil, answer.Err
 	}
-	var mems string
-	made.CPUs, mems, made.Err = p.Take(c.Id, Places(made.Devices), int(shares/sharesOfCPU))
-	if made.Err != nil {
-		return nil, nil, made.Err
+	cpus, mems, err := p.Take(c.Id, Places(answer.Devices), int(shares/sharesOfCPU))
+	if err != nil {
+		return nil, nil, err
 	}
 	adjustment := &api.ContainerAdjustment{}
-	adjustment.SetLinuxCPUSetCPUs(made.CPUs.String())
+	adjustment.SetLinuxCPUSetCPUs(cpus.String())
 	adjustment.SetLinuxCPUSetMems(mems)
 	return adjustment, nil, nil
 }
 
-// devices asks PodResources for the devices of a container.
-func (p *Plugin) devices(ctx context.Context, pod *api.PodSandbox, container string) ([]*podresources.ContainerDevices, error) {
+// ask asks PodResources for the devices of a container, or of all of a pod's: "".
+func (p *Plugin) ask(ctx context.Context, pod *api.PodSandbox, container string) Answer {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	answer, err := p.client.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: pod.Namespace, PodName: pod.Name})
+	answer := Answer{Pod: pod.Name, Container: container}
+	said, err := p.client.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: pod.Namespace, PodName: pod.Name})
 	if err != nil {
-		return nil, fmt.Errorf("asking for the devices of pod %s: %w", pod.Name, err)
+		answer.Err = fmt.Errorf("asking for the devices of pod %s: %w", pod.Name, err)
 	}
-	for _, c := range answer.GetPodResources().GetContainers() {
-		if c.Name == container {
-			return c.Devices, nil
+	for _, c := range said.GetPodResources().GetContainers() {
+		if container == "" || c.Name == container {
+			answer.Devices = append(answer.Devices, c.Devices...)
 		}
 	}
-	return nil, fmt.Errorf("asking for the devices of pod %s: the answer lacks container %s", pod.Name, container)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.answers = append(p.answers, answer)
+	return answer
 }
 
 // Places returns the NUMA nodes that are near each device.

@@ -72,7 +72,7 @@ func (r *harness) allowed(name string) (cpus, mems string) {
 }
 
 // A CPU policy that follows PodResources puts each container on CPUs of its device's NUMA node, whichever of the two NRI plugins the runtime
-// calls first. It knows all devices of each container before the container is created, also if they come late.
+// calls first. It knows all devices of each container before the container is created, also if they come late, and else when the pod's sandbox is made.
 func TestTopology_CPUPolicy_CPUsAreNearDevices(t *testing.T) {
 	machine := twoNodes(t)
 	r := start(t)
@@ -92,26 +92,28 @@ func TestTopology_CPUPolicy_CPUsAreNearDevices(t *testing.T) {
 				pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
 				r.must(r.Create(r.ctx, pod))
 			}
-			// aligned checks where a running pod is, by the kernel, and what the policy had been told of its devices. It returns how often the policy was
-			// told of none.
-			aligned := func(name, device string, count int, numa int64) (refusals int) {
+			// aligned checks on which CPUs a running pod is, by the kernel, and what the policy was told of its devices. It returns how often they were
+			// not known when its container was to be created.
+			aligned := func(name, device string, count int, numa int64) (unknown int) {
 				t.Helper()
 				cpus, mems := r.allowed(name)
 				if want := machine[numa].CPUs.String(); cpus != want || mems != "0" {
 					t.Errorf("pod %s has CPUs %s and memory %s, and its devices are near CPU %s", name, cpus, mems, want)
 				}
-				for _, c := range policy.Created() {
+				for _, answer := range policy.Answers() {
 					switch {
-					case c.Pod != name:
-					case c.Err != nil:
-						refusals++
-					default:
-						if near := cpupolicy.Places(c.Devices); len(near) != count || len(near[0]) != 1 || near[0][0] != numa || c.Devices[0].ResourceName != device {
-							t.Errorf("PodResources said of pod %s, when its container was created: %v", name, c.Devices)
+					case answer.Pod != name:
+					case answer.Err != nil && answer.Container != "":
+						unknown++
+					case answer.Err != nil && name != "late":
+						t.Errorf("when the sandbox of pod %s was made: %v", name, answer.Err)
+					case answer.Err == nil:
+						if near := cpupolicy.Places(answer.Devices); len(near) != count || len(near[0]) != 1 || near[0][0] != numa || answer.Devices[0].ResourceName != device {
+							t.Errorf("PodResources said of container %q of pod %s: %v", answer.Container, name, answer.Devices)
 						}
 					}
 				}
-				return refusals
+				return unknown
 			}
 
 			create("far", "vendor.example/far", 1)
@@ -141,8 +143,8 @@ func TestTopology_CPUPolicy_CPUsAreNearDevices(t *testing.T) {
 			}
 			far.Serve()
 			far.MustRegister()
-			if refusals := aligned("late", "vendor.example/far", 1, 1); refusals > 0 != (index < "05") {
-				t.Errorf("the policy with index %s has refused the container %d times", index, refusals)
+			if unknown := aligned("late", "vendor.example/far", 1, 1); unknown > 0 != (index < "05") {
+				t.Errorf("the policy with index %s was asked %d times while the devices were not known", index, unknown)
 			}
 			r.must(r.Delete(r.ctx, "late"))
 			r.until("the policy has all CPUs back", func() bool { return policy.Free().Size() == len(machine) })
