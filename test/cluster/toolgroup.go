@@ -44,7 +44,7 @@ const (
 	Kubernetes Kit = "kubernetes" // Containers, etcd, the control plane, the kubelet, the CNI plugins; fitrunc where CRI-O is chosen
 	Consumer   Kit = "consumer"   // consumer: prints the answer of a PodResources socket
 	CNIGate    Kit = "cnigate"    // cnigate: a CNI plugin that holds up the making of sandboxes
-	DRADriver  Kit = "dradriver"  // dradriver: a DRA driver of network cards
+	DRADriver  Kit = "dradriver"  // dradriver: a DRA driver of network cards or CPUs
 	Kubectl    Kit = "kubectl"    // kubectl: plays the commands of documents
 	Helm       Kit = "helm"       // helm, of the version that checks the chart
 	NodeSuite  Kit = "node suite" // e2e_node.test: Kubernetes' node end-to-end suite, which is large

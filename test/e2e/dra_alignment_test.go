@@ -20,13 +20,16 @@ import (
 	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
-// nicDriver is the name of the driver in test/tools/dradriver, and of its DeviceClass here.
-const nicDriver = "nic.vendor.example"
+// Drivers of the tests, and their DeviceClasses.
+const (
+	nicDriver = "nic.vendor.example"
+	cpuDriver = "cpu.vendor.example"
+)
 
 // A place is where a device is.
 type place struct {
 	numa int64
-	root string // its PCIe root complex
+	root string // its PCIe root complex; empty: it has none
 }
 
 // pciDevices has sysfs show these PCI devices, by address, and no others until the test ends.
@@ -44,40 +47,40 @@ func (r *harness) pciDevices(all map[string]place) {
 	}
 }
 
-// nics starts a second DRA driver on the node, which has these network cards, and makes its DeviceClass.
-func (r *harness) nics(cards map[string]place) {
+// draDriver starts a second DRA driver on the node, which has these devices, and makes its DeviceClass.
+func (r *harness) draDriver(name string, devices map[string]place) {
 	r.t.Helper()
-	argv := []string{r.tool(cluster.DRADriver, "dradriver"), "-kubeconfig", r.NodeKubeconfig(), "-node", r.NodeName()}
-	for name, at := range cards {
-		argv = append(argv, fmt.Sprintf("%s,%d,%s", name, at.numa, at.root))
+	argv := []string{r.tool(cluster.DRADriver, "dradriver"), "-driver", name, "-kubeconfig", r.NodeKubeconfig(), "-node", r.NodeName()}
+	for device, at := range devices {
+		argv = append(argv, strings.TrimSuffix(fmt.Sprintf("%s,%d,%s", device, at.numa, at.root), ","))
 	}
-	driver := cluster.NewProcess("dradriver", filepath.Join(r.LogDir(), "dradriver.log"), argv, nil)
+	driver := cluster.NewProcess(name, filepath.Join(r.LogDir(), name+".log"), argv, nil)
 	r.must(driver.Start(r.ctx))
 	r.t.Cleanup(func() {
 		r.removePods() // the kubelet needs the driver for that
 		if err := driver.Stop(stopLimit); err != nil {
 			r.t.Error(err)
 		}
-		of := metav1.ListOptions{FieldSelector: "spec.driver=" + nicDriver}
+		of := metav1.ListOptions{FieldSelector: "spec.driver=" + name}
 		if err := r.Client().ResourceV1().ResourceSlices().DeleteCollection(context.WithoutCancel(r.ctx), metav1.DeleteOptions{}, of); err != nil {
 			r.t.Error(err)
 		}
 	})
-	selector := resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf("device.driver == %q", nicDriver)}}
+	selector := resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf("device.driver == %q", name)}}
 	_, err := r.Client().ResourceV1().DeviceClasses().Create(r.ctx, &resourceapi.DeviceClass{
-		ObjectMeta: metav1.ObjectMeta{Name: nicDriver}, Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{selector}},
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{selector}},
 	}, metav1.CreateOptions{})
 	r.must(err)
-	r.until("the slices show the network cards", func() bool {
-		all := r.slicesOf(nicDriver)
-		return len(all) == 1 && len(all[0].Spec.Devices) == len(cards)
+	r.until("the slices show the devices of "+name, func() bool {
+		all := r.slicesOf(name)
+		return len(all) == 1 && len(all[0].Spec.Devices) == len(devices)
 	})
 }
 
-// documentedPair returns the pod with a GPU and a network card, and the template of its claim, that docs/dra.md shows.
-func documentedPair(t *testing.T) (template resourceapi.ResourceClaimTemplate, pod corev1.Pod) {
+// documentedPair returns a pod with a GPU and another driver's devices, and the template of its claim, that a document shows.
+func documentedPair(t *testing.T, document, section string) (template resourceapi.ResourceClaimTemplate, pod corev1.Pod) {
 	t.Helper()
-	for _, b := range openDocument(t, "dra.md").blocks("Claims") {
+	for _, b := range openDocument(t, document).blocks(section) {
 		one, other, both := strings.Cut(b.text, "---\n")
 		if !both {
 			continue
@@ -90,8 +93,29 @@ func documentedPair(t *testing.T) (template resourceapi.ResourceClaimTemplate, p
 		}
 		return template, pod
 	}
-	t.Fatal("docs/dra.md shows no template of a claim with a pod")
+	t.Fatalf("%s shows no template of a claim with a pod", document)
 	return template, pod
+}
+
+// claimTemplate creates a ResourceClaimTemplate, until the test ends.
+func (r *harness) claimTemplate(template *resourceapi.ResourceClaimTemplate) {
+	r.t.Helper()
+	templates := r.Client().ResourceV1().ResourceClaimTemplates(metav1.NamespaceDefault)
+	_, err := templates.Create(r.ctx, template, metav1.CreateOptions{})
+	r.must(err)
+	r.t.Cleanup(func() {
+		if err := templates.Delete(context.WithoutCancel(r.ctx), template.Name, metav1.DeleteOptions{}); err != nil {
+			r.t.Error(err)
+		}
+	})
+}
+
+// probing returns a document's pod with another name, and with the probe for its image.
+func probing(pod corev1.Pod, name string) *corev1.Pod {
+	p := pod.DeepCopy()
+	p.Namespace, p.Name, p.Spec.TerminationGracePeriodSeconds = metav1.NamespaceDefault, name, new(int64(1))
+	p.Spec.Containers[0].Image, p.Spec.Containers[0].Args = cluster.ProbeImage, []string{"report", "--then-sleep"}
+	return p
 }
 
 // A claim for a GPU of an unmodified device plugin and a network card of another DRA driver, as docs/dra.md shows it: each pod has two
@@ -113,16 +137,12 @@ func TestDRA_DevicesOfTwoDrivers_AreAligned(t *testing.T) {
 		}
 		p.Set(all...)
 	})
-	r.nics(cards)
-	template, pod := documentedPair(t)
-	templates := r.Client().ResourceV1().ResourceClaimTemplates(metav1.NamespaceDefault)
+	r.draDriver(nicDriver, cards)
+	template, pod := documentedPair(t, "dra.md", "Claims")
 
 	create := func(name string) {
 		t.Helper()
-		p := pod.DeepCopy()
-		p.Namespace, p.Name, p.Spec.TerminationGracePeriodSeconds = metav1.NamespaceDefault, name, new(int64(1))
-		p.Spec.Containers[0].Image, p.Spec.Containers[0].Args = cluster.ProbeImage, []string{"report", "--then-sleep"}
-		r.must(r.Create(r.ctx, p))
+		r.must(r.Create(r.ctx, probing(pod, name)))
 	}
 	// pair returns the places of the GPU and of the network card that the pod's container has.
 	pair := func(name string) (one, other place) {
@@ -142,23 +162,12 @@ func TestDRA_DevicesOfTwoDrivers_AreAligned(t *testing.T) {
 		t.Logf("pod %s has the GPU %s and the network card %s", name, id, card)
 		return one, other
 	}
-	applied := func(template *resourceapi.ResourceClaimTemplate) {
-		t.Helper()
-		_, err := templates.Create(r.ctx, template, metav1.CreateOptions{})
-		r.must(err)
-		t.Cleanup(func() {
-			if err := templates.DeleteCollection(context.WithoutCancel(r.ctx), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-
 	const root, numa = "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode"
 	constraint := template.Spec.Spec.Devices.Constraints[0].MatchAttribute
 	if *constraint != root {
 		t.Fatalf("the document's claim matches %s", *constraint)
 	}
-	applied(&template)
+	r.claimTemplate(&template)
 	for i := range 3 {
 		create(fmt.Sprint("root-", i))
 	}
@@ -180,7 +189,7 @@ func TestDRA_DevicesOfTwoDrivers_AreAligned(t *testing.T) {
 	near := template.DeepCopy()
 	near.Name = "near"
 	*near.Spec.Spec.Devices.Constraints[0].MatchAttribute = numa
-	applied(near)
+	r.claimTemplate(near)
 	pod.Spec.ResourceClaims[0].ResourceClaimTemplateName = &near.Name
 	for i := range 4 {
 		create(fmt.Sprint("near-", i))
@@ -192,4 +201,69 @@ func TestDRA_DevicesOfTwoDrivers_AreAligned(t *testing.T) {
 	}
 	create("near-4")
 	r.unscheduled("near-4")
+}
+
+// A claim for a GPU of an unmodified device plugin and CPUs of another DRA driver, as docs/numa.md shows it: all are near one NUMA node. A pod for which there
+// are no such devices stays pending with the scheduler's reason, while others start.
+func TestDRA_CPUsOfAnotherDriver_AreNearTheDevice(t *testing.T) {
+	gpus := map[string]int64{"gpu-0": 0, "gpu-1": 0, "gpu-2": 1}
+	cpus := map[string]place{"cpu-0": {numa: 0}, "cpu-1": {numa: 1}, "cpu-2": {numa: 0}, "cpu-3": {numa: 1}}
+	r := start(t, "--set", "dra.resources="+gpu)
+	r.class(gpu)
+	r.offered(gpu, len(gpus), func(p *plugintest.Plugin) {
+		var all []*plugintest.Device
+		for id, numa := range gpus {
+			all = append(all, plugintest.Dev(id, plugintest.Healthy, numa))
+		}
+		p.Set(all...)
+	})
+	r.draDriver(cpuDriver, cpus)
+	template, pod := documentedPair(t, "numa.md", "Through DRA")
+	r.claimTemplate(&template)
+
+	// near checks that a running pod has a GPU and two CPUs of one NUMA node, and returns the node.
+	near := func(name string) int64 {
+		t.Helper()
+		seen := r.running(name)
+		at, known := gpus[seen.Env["DEVICES"]]
+		var own []string
+		for path := range devices(seen) {
+			cpu, is := cpus[filepath.Base(path)]
+			if !is {
+				continue
+			}
+			own = append(own, filepath.Base(path))
+			if cpu.numa != at {
+				t.Errorf("pod %s has %s near NUMA node %d, and its GPU is near %d", name, filepath.Base(path), cpu.numa, at)
+			}
+		}
+		if !known || len(own) != 2 {
+			t.Errorf("pod %s has the GPU %q and the CPUs %q", name, seen.Env["DEVICES"], own)
+		}
+		return at
+	}
+
+	r.must(r.Create(r.ctx, probing(pod, "train-0")))
+	r.must(r.Create(r.ctx, probing(pod, "train-1")))
+	first, second := near("train-0"), near("train-1")
+	if first == second {
+		t.Errorf("both pods are near NUMA node %d, which has two CPUs", first)
+	}
+	r.must(r.Create(r.ctx, probing(pod, "train-2"))) // a GPU is left near node 0, and no CPU
+	r.unscheduled("train-2")
+	waits := asked(r, func() (*corev1.Pod, error) {
+		return r.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(r.ctx, "train-2", metav1.GetOptions{})
+	})
+	const reason = "0/1 nodes are available: 1 cannot allocate all claims."
+	for _, c := range waits.Status.Conditions {
+		if c.Type == corev1.PodScheduled && !strings.HasPrefix(c.Message, reason) {
+			t.Errorf("the scheduler says %q, and docs/numa.md shows %q", c.Message, reason)
+		}
+	}
+	r.run("other", gpu, 1) // takes that GPU
+	gone := map[int64]string{first: "train-0", second: "train-1"}[0]
+	r.must(r.Delete(r.ctx, gone))
+	if at := near("train-2"); at != 0 {
+		t.Errorf("pod train-2 is near NUMA node %d, on which another pod has the CPUs", at)
+	}
 }

@@ -1,9 +1,9 @@
-// Command dradriver is a DRA driver of network cards that do not exist, made with the library that Kubernetes has for such drivers.
-// End-to-end tests have a second driver by it, with whose devices those of a device plugin are aligned.
+// Command dradriver is a DRA driver of devices that do not exist, such as network cards or CPUs, made with the library that Kubernetes has for such
+// drivers. End-to-end tests have a second driver by it, with whose devices those of a device plugin are aligned.
 //
-//	dradriver -kubeconfig FILE -node NAME CARD,NUMA-NODE,PCIE-ROOT...
+//	dradriver -driver NAME -kubeconfig FILE -node NAME DEVICE,NUMA-NODE[,PCIE-ROOT]...
 //
-// A container of a pod with such a card has the device node /dev/CARD.
+// A container of a pod with such a device has the device node /dev/DEVICE.
 package main
 
 import (
@@ -28,26 +28,23 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 )
 
-const (
-	driverName = "nic.vendor.example"
-	cdiKind    = driverName + "/nic"
-	cdiDir     = "/var/run/cdi"
-)
+const cdiDir = "/var/run/cdi"
 
 func main() {
+	name := flag.String("driver", "", "the driver's name")
 	kubeconfig := flag.String("kubeconfig", "", "how to reach the API server")
 	node := flag.String("node", "", "the name of this node")
 	flag.Parse()
-	if err := run(*kubeconfig, *node, flag.Args()); err != nil {
+	if err := run(driver(*name), *kubeconfig, *node, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "dradriver:", err)
 		os.Exit(1)
 	}
 }
 
-func run(kubeconfig, node string, cards []string) error {
+func run(d driver, kubeconfig, node string, devices []string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	devices, err := parse(cards)
+	published, err := parse(devices)
 	if err != nil {
 		return err
 	}
@@ -59,17 +56,17 @@ func run(kubeconfig, node string, cards []string) error {
 	if err != nil {
 		return err
 	}
-	for _, dir := range []string{cdiDir, filepath.Join(kubeletplugin.KubeletPluginsDir, driverName)} {
+	for _, dir := range []string{cdiDir, filepath.Join(kubeletplugin.KubeletPluginsDir, string(d))} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
 	}
-	helper, err := kubeletplugin.Start(ctx, driver{}, kubeletplugin.DriverName(driverName), kubeletplugin.KubeClient(client), kubeletplugin.NodeName(node))
+	helper, err := kubeletplugin.Start(ctx, d, kubeletplugin.DriverName(string(d)), kubeletplugin.KubeClient(client), kubeletplugin.NodeName(node))
 	if err != nil {
 		return err
 	}
 	defer helper.Stop()
-	slice := resourceslice.Slice{Devices: devices}
+	slice := resourceslice.Slice{Devices: published}
 	pool := resourceslice.Pool{Slices: []resourceslice.Slice{slice}}
 	if err := helper.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{node: pool}}); err != nil {
 		return err
@@ -79,59 +76,61 @@ func run(kubeconfig, node string, cards []string) error {
 }
 
 // parse returns the devices that the arguments describe.
-func parse(cards []string) (devices []resourceapi.Device, err error) {
-	for _, card := range cards {
-		parts := strings.Split(card, ",")
-		if len(parts) != 3 {
-			return nil, fmt.Errorf("%q is not CARD,NUMA-NODE,PCIE-ROOT", card)
-		}
-		near, err := strconv.ParseInt(parts[1], 10, 64)
+func parse(devices []string) (all []resourceapi.Device, err error) {
+	for _, text := range devices {
+		name, place, _ := strings.Cut(text, ",")
+		node, root, rooted := strings.Cut(place, ",")
+		near, err := strconv.ParseInt(node, 10, 64)
 		if err != nil {
-			return nil, fmt.Errorf("the NUMA node of %s: %w", parts[0], err)
+			return nil, fmt.Errorf("the NUMA node of %s: %w", name, err)
 		}
-		devices = append(devices, resourceapi.Device{Name: parts[0], Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			deviceattribute.StandardDeviceAttributeNUMANode: {IntValue: &near},
-			deviceattribute.StandardDeviceAttributePCIeRoot: {StringValue: &parts[2]},
-		}})
+		attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{deviceattribute.StandardDeviceAttributeNUMANode: {IntValue: &near}}
+		if rooted {
+			attributes[deviceattribute.StandardDeviceAttributePCIeRoot] = resourceapi.DeviceAttribute{StringValue: &root}
+		}
+		all = append(all, resourceapi.Device{Name: name, Attributes: attributes})
 	}
-	return devices, nil
+	return all, nil
 }
 
-// A driver makes a CDI file for each claim, by which the container runtime injects the cards.
-type driver struct{}
+// A driver makes a CDI file for each claim, by which the container runtime injects the devices. It is the driver's name.
+type driver string
 
-// WatchHealthStatus tells the kubelet that the cards have no health to report.
+// cdiKind returns the kind of the driver's CDI devices.
+func (d driver) cdiKind() string { return string(d) + "/device" }
+
+// WatchHealthStatus tells the kubelet that the devices have no health to report.
 func (driver) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
 	return kubeletplugin.ErrHealthNotSupported
 }
 
-func (driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (d driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	all := map[types.UID]kubeletplugin.PrepareResult{}
 	for _, claim := range claims {
-		devices, err := prepare(claim)
+		devices, err := d.prepare(claim)
 		all[claim.UID] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
 	}
 	return all, nil
 }
 
-func prepare(claim *resourceapi.ResourceClaim) (devices []kubeletplugin.Device, err error) {
+func (d driver) prepare(claim *resourceapi.ResourceClaim) (devices []kubeletplugin.Device, err error) {
 	var edits []map[string]any
 	for _, result := range claim.Status.Allocation.Devices.Results {
-		if result.Driver != driverName {
+		if result.Driver != string(d) {
 			continue
 		}
 		name := string(claim.UID) + "-" + result.Device
 		node := map[string]any{"path": "/dev/" + result.Device, "hostPath": "/dev/null"}
 		edits = append(edits, map[string]any{"name": name, "containerEdits": map[string]any{"deviceNodes": []any{node}}})
 		devices = append(devices, kubeletplugin.Device{
-			Requests: []string{result.Request}, PoolName: result.Pool, DeviceName: result.Device, CDIDeviceIDs: []string{cdiKind + "=" + name},
+			Requests: []string{result.Request}, PoolName: result.Pool, DeviceName: result.Device, CDIDeviceIDs: []string{d.cdiKind() + "=" + name},
 		})
 	}
-	text, err := json.Marshal(map[string]any{"cdiVersion": "0.5.0", "kind": cdiKind, "devices": edits})
+	text, err := json.Marshal(map[string]any{"cdiVersion": "0.5.0", "kind": d.cdiKind(), "devices": edits})
 	if err != nil {
 		return nil, err
 	}
-	return devices, write(cdiFile(claim.UID), text)
+	return devices, write(d.cdiFile(claim.UID), text)
 }
 
 // write makes a file that readers see either whole or not at all.
@@ -143,14 +142,14 @@ func write(path string, text []byte) error {
 	return os.Rename(part, path)
 }
 
-func cdiFile(claim types.UID) string {
-	return filepath.Join(cdiDir, driverName+"-"+string(claim)+".json")
+func (d driver) cdiFile(claim types.UID) string {
+	return filepath.Join(cdiDir, string(d)+"-"+string(claim)+".json")
 }
 
-func (driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+func (d driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	all := map[types.UID]error{}
 	for _, claim := range claims {
-		err := os.Remove(cdiFile(claim.UID))
+		err := os.Remove(d.cdiFile(claim.UID))
 		if errors.Is(err, os.ErrNotExist) {
 			err = nil
 		}
@@ -159,6 +158,6 @@ func (driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.
 	return all, nil
 }
 
-func (driver) HandleError(_ context.Context, err error, doing string) {
-	fmt.Fprintf(os.Stderr, "dradriver: %s: %v\n", doing, err)
+func (d driver) HandleError(_ context.Context, err error, doing string) {
+	fmt.Fprintf(os.Stderr, "%s: %s: %v\n", d, doing, err)
 }
