@@ -1,4 +1,4 @@
-// Package cpupolicy gives containers whole CPUs near their devices, as CPU policies on NRI do that follow PodResources: the topology-aware
+// Package cpupolicy pins containers to whole CPUs near their devices, as CPU policies on NRI do that follow PodResources: the topology-aware
 // policy of containers/nri-plugins, for instance. Devices come first, and CPUs follow.
 //
 //	policy.go   which CPUs: the machine may be a made-up one

@@ -53,7 +53,7 @@ func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	return nil
 }
 
-// CreateContainer gives the container its CPUs.
+// CreateContainer pins the container.
 func (p *Plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	shares := c.GetLinux().GetResources().GetCpu().GetShares().GetValue()
 	if shares == 0 || shares%sharesOfCPU != 0 {

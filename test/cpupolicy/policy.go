@@ -63,7 +63,7 @@ func (m Machine) choose(free cpuset.CPUSet, devices [][]int64, count int) (chose
 	return chosen, nil
 }
 
-// A Policy knows which containers have which CPUs. It is safe for concurrent use. A strict one gives a container no CPUs that are far from its
+// A Policy knows which containers have which CPUs. It is safe for concurrent use. A strict one takes no CPUs that are far from a container's
 // devices.
 type Policy struct {
 	Machine Machine
@@ -76,7 +76,7 @@ type Policy struct {
 // New returns a policy for a machine whose CPUs are all free.
 func New(m Machine) *Policy { return &Policy{Machine: m, taken: map[string]cpuset.CPUSet{}} }
 
-// Take gives a container so many CPUs of its own, near its devices where there are enough. mems are the memory nodes of the CPUs, as cpuset.mems
+// Take returns so many CPUs for a container alone, near its devices where there are enough. mems are the memory nodes of the CPUs, as cpuset.mems
 // has them.
 func (p *Policy) Take(container string, devices [][]int64, count int) (cpus cpuset.CPUSet, mems string, err error) {
 	p.mu.Lock()

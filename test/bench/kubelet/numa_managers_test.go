@@ -91,7 +91,7 @@ func newDevmgrd(b *testing.B, m machine, policy allocator.Topology) *devmgrd {
 	return d
 }
 
-// bind adds a pod. With a NUMA node, its devices are to be near that.
+// bind adds a pod. With a NUMA node, it waits for devices near that node.
 func (d *devmgrd) bind(g *guest, near ...int64) {
 	demand := pod(g.name, g.devices)
 	for _, n := range near {
