@@ -72,18 +72,21 @@ func (r *harness) allowed(name string) (cpus, mems string) {
 }
 
 // A CPU policy that follows PodResources puts each container on CPUs of its device's NUMA node, whichever of the two NRI plugins the runtime
-// calls first. It knows all devices of each container before the container is created, also if they come late, and else when the pod's sandbox is made.
+// calls first. It knows all devices of each container before the container is created, also if they come late, and else when the pod's sandbox is made. A container
+// for which the policy has no CPU there waits.
 func TestTopology_CPUPolicy_CPUsAreNearDevices(t *testing.T) {
 	machine := twoNodes(t)
 	r := start(t)
 	r.places()
-	far := r.plugin("vendor.example/far", 1, func(p *plugintest.Plugin) {
-		p.Set(plugintest.Dev("far-0", plugintest.Healthy, 1))
+	const far = "vendor.example/far"
+	plugin := r.plugin(far, 2, func(p *plugintest.Plugin) {
+		p.Set(plugintest.Dev("far-0", plugintest.Healthy, 1), plugintest.Dev("far-1", plugintest.Healthy, 1))
 	})
 	for order, index := range map[string]string{"the policy is asked first": "04", "devmgrd is asked first": "06"} {
 		t.Run(order, func(t *testing.T) {
 			r := r.in(t)
 			policy := cpupolicy.NewPlugin(machine, r.teller(ourResources))
+			policy.Strict = true
 			defer r.joinsNRI("cpupolicy", index, policy)()
 
 			create := func(name, device string, count int) {
@@ -116,19 +119,23 @@ func TestTopology_CPUPolicy_CPUsAreNearDevices(t *testing.T) {
 				return unknown
 			}
 
-			create("far", "vendor.example/far", 1)
-			aligned("far", "vendor.example/far", 1, 1)
-			create("near", gpu, 2)
-			aligned("near", gpu, 2, 0)
-			if free := policy.Free(); !free.IsEmpty() {
+			create("far", far, 1)
+			aligned("far", far, 1, 1)
+			create("second", far, 1) // the CPU near its device is taken
+			r.told("second", "too few are free near the devices")
+			if free := policy.Free(); !free.Equals(machine[0].CPUs) {
 				t.Errorf("CPUs %s are free", free)
 			}
-			r.must(r.Delete(r.ctx, "near"))
 			r.must(r.Delete(r.ctx, "far"))
+			aligned("second", far, 1, 1)
+			create("near", gpu, 2)
+			aligned("near", gpu, 2, 0)
+			r.must(r.Delete(r.ctx, "near"))
+			r.must(r.Delete(r.ctx, "second"))
 			r.until("the policy has all CPUs back", func() bool { return policy.Free().Size() == len(machine) })
 
-			far.Stop()
-			create("late", "vendor.example/far", 1)
+			plugin.Stop()
+			create("late", far, 1)
 			r.told("late", "PluginStale")
 			r.must(r.WaitPod(r.soon(), metav1.NamespaceDefault, "late", func(p *corev1.Pod) (bool, error) {
 				for _, s := range p.Status.ContainerStatuses {
@@ -141,9 +148,9 @@ func TestTopology_CPUPolicy_CPUsAreNearDevices(t *testing.T) {
 			if free := policy.Free(); free.Size() != len(machine) {
 				t.Errorf("the refused container keeps CPUs: only %s are free", free)
 			}
-			far.Serve()
-			far.MustRegister()
-			if unknown := aligned("late", "vendor.example/far", 1, 1); unknown > 0 != (index < "05") {
+			plugin.Serve()
+			plugin.MustRegister()
+			if unknown := aligned("late", far, 1, 1); unknown > 0 != (index < "05") {
 				t.Errorf("the policy with index %s was asked %d times while the devices were not known", index, unknown)
 			}
 			r.must(r.Delete(r.ctx, "late"))
