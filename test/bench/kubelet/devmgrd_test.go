@@ -35,38 +35,49 @@ type node struct {
 // Size says how much is on a node.
 type Size struct{ Pods, Spare int } // Spare devices besides those that the pods have
 
+// newNode makes a node whose state file is in a directory. Plugins register in the directory that it returns.
+func newNode(t testing.TB, dir string, topology allocator.Topology) (n *node, sockets string, err error) {
+	log, metrics := slog.New(slog.DiscardHandler), prometheus.NewRegistry()
+	books, err := store.Open(store.Config{Dir: dir, Log: log, Metrics: metrics})
+	if err != nil {
+		return nil, "", err
+	}
+	sockets = t.TempDir()
+	plugins := registry.New(registry.Config{
+		MaxTotalBytes: 256 << 20, SocketDir: sockets, GracePeriod: time.Minute, AllocateTimeout: 30 * time.Second, PreferredTimeout: 5 * time.Second, PreStartTimeout: 30 * time.Second,
+		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, Store: books, Log: log, Metrics: metrics,
+	})
+	n = &node{t, allocator.New(allocator.Config{Registry: plugins, Plugins: plugins, Store: books, Notifier: silent{}, Topology: topology, Log: log, Metrics: metrics})}
+	n.ledger.RuntimeSynced(nil, nil)
+	if err := plugins.Listen(); err != nil {
+		return nil, "", err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { plugins.Run(ctx, registry.Neighbours{}) })
+	running.Go(func() { n.ledger.Run(ctx) })
+	t.Cleanup(func() {
+		stop()
+		running.Wait()
+		books.Close()
+	})
+	return n, sockets, nil
+}
+
 // ServeDevmgrd makes a node; Window shows it.
 func (p *Process) ServeDevmgrd(s Size, _ *none) error {
-	t, log, metrics := p.t, slog.New(slog.DiscardHandler), prometheus.NewRegistry()
+	t := p.t
 	// /tmp may be in memory, where a commit costs nothing.
 	dir, err := os.MkdirTemp(".", "bench-")
 	if err != nil {
 		return err
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	books, err := store.Open(store.Config{Dir: dir, Log: log, Metrics: metrics})
+	n, sockets, err := newNode(t, dir, allocator.Topology{})
 	if err != nil {
 		return err
 	}
-	sockets := t.TempDir()
-	plugins := registry.New(registry.Config{
-		MaxTotalBytes: 256 << 20, SocketDir: sockets, GracePeriod: time.Minute, AllocateTimeout: 30 * time.Second, PreferredTimeout: 5 * time.Second, PreStartTimeout: 30 * time.Second,
-		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, Store: books, Log: log, Metrics: metrics,
-	})
-	p.node = &node{t, allocator.New(allocator.Config{Registry: plugins, Plugins: plugins, Store: books, Notifier: silent{}, Log: log, Metrics: metrics})}
-	p.node.ledger.RuntimeSynced(nil, nil)
-	if err := plugins.Listen(); err != nil {
-		return err
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	running.Go(func() { plugins.Run(ctx, registry.Neighbours{}) })
-	running.Go(func() { p.node.ledger.Run(ctx) })
-	t.Cleanup(func() {
-		stop()
-		running.Wait()
-		books.Close()
-	})
+	p.node = n
 	devices := make([]*plugintest.Device, s.Pods*podDevices+s.Spare)
 	for i := range devices {
 		devices[i] = plugintest.Dev(fmt.Sprintf("dev-%06d", i), plugintest.Healthy, int64(i%2))

@@ -3,7 +3,6 @@ package kubelet
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/go-logr/logr"
 	cadvisorapi "github.com/google/cadvisor/lib/model"
-	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
@@ -32,8 +30,6 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/registry"
-	"github.com/devmgrd/devmgrd/internal/store"
 	"github.com/devmgrd/devmgrd/test/cpupolicy"
 	"github.com/devmgrd/devmgrd/test/plugintest"
 )
@@ -61,34 +57,14 @@ func placesOf[ID ~string](ids []ID) (all [][]int64) {
 // A devmgrd is devmgrd's registry, allocator and store on a machine.
 type devmgrd struct{ *node }
 
-func newDevmgrd(b *testing.B, m machine, policy allocator.Topology) *devmgrd {
-	log, metrics := slog.New(slog.DiscardHandler), prometheus.NewRegistry()
-	books, err := store.Open(store.Config{Dir: b.TempDir(), Log: log, Metrics: metrics})
+func newDevmgrd(b *testing.B, m machine, policy allocator.Policy) *devmgrd {
+	n, sockets, err := newNode(b, b.TempDir(), allocator.Topology{Policy: policy})
 	if err != nil {
 		b.Fatal(err)
 	}
-	sockets := b.TempDir()
-	plugins := registry.New(registry.Config{
-		MaxTotalBytes: 256 << 20, SocketDir: sockets, GracePeriod: time.Minute, AllocateTimeout: 30 * time.Second, PreferredTimeout: 5 * time.Second, PreStartTimeout: 30 * time.Second,
-		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, Store: books, Log: log, Metrics: metrics,
-	})
-	d := &devmgrd{&node{b, allocator.New(allocator.Config{Registry: plugins, Plugins: plugins, Store: books, Notifier: silent{}, Topology: policy, Log: log, Metrics: metrics})}}
-	d.ledger.RuntimeSynced(nil, nil)
-	if err := plugins.Listen(); err != nil {
-		b.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	running.Go(func() { plugins.Run(ctx, registry.Neighbours{}) })
-	running.Go(func() { d.ledger.Run(ctx) })
-	b.Cleanup(func() {
-		stop()
-		running.Wait()
-		books.Close()
-	})
 	m.startPlugin(b, sockets)
-	plugintest.Eventually(b, "the devices are there", func() bool { return d.ledger.Resources().Capacity()[gpu] == devices })
-	return d
+	plugintest.Eventually(b, "the devices are there", func() bool { return n.ledger.Resources().Capacity()[gpu] == devices })
+	return &devmgrd{n}
 }
 
 // bind adds a pod. With a NUMA node, it waits for devices near that node.
@@ -142,7 +118,7 @@ type policySide struct {
 }
 
 func newPolicy(b *testing.B, m machine) placer {
-	return policySide{newDevmgrd(b, m, allocator.Topology{Policy: "single-numa-node"}), cpupolicy.New(m.near())}
+	return policySide{newDevmgrd(b, m, "single-numa-node"), cpupolicy.New(m.near())}
 }
 
 func newStrict(b *testing.B, m machine) placer {
@@ -307,7 +283,7 @@ type staticSide struct {
 }
 
 func newStatic(b *testing.B, m machine) placer {
-	return staticSide{newDevmgrd(b, m, allocator.Topology{Policy: "best-effort"}), newKubeletSide(b, m, topologymanager.PolicyBestEffort, false), false, m.near()}
+	return staticSide{newDevmgrd(b, m, "best-effort"), newKubeletSide(b, m, topologymanager.PolicyBestEffort, false), false, m.near()}
 }
 
 func newFollowed(b *testing.B, m machine) placer {

@@ -42,7 +42,7 @@ func BenchmarkNUMA(b *testing.B) {
 			b.Run(fmt.Sprintf("nodes=%d/cpus=%d/%s", m.nodes, m.cpus, way.name), func(b *testing.B) {
 				var r result
 				for b.Loop() {
-					r = play(m, way.make(b, m))
+					r = play(b, m, way.make(b, m))
 				}
 				results[way.name] = r
 				b.ReportMetric(0, "ns/op") // it is no measure
@@ -103,7 +103,7 @@ type placer interface {
 type result struct{ aligned, apart, failed, waited int }
 
 // play has the pods come and go.
-func play(m machine, p placer) (r result) {
+func play(b *testing.B, m machine, p placer) (r result) {
 	random, near := rand.New(rand.NewPCG(1, 2)), m.near()
 	freeDevices, freeCPUs := devices, m.cpus
 	var pending, waiting, running, ended []*guest
@@ -111,6 +111,9 @@ func play(m machine, p placer) (r result) {
 		cpus, places, started := p.start(g)
 		if !started {
 			return false
+		}
+		if cpus.Size() != g.cpus || len(places) != g.devices {
+			b.Fatalf("%+v has CPUs %s and devices near %v", *g, cpus, places)
 		}
 		r.waited += step - g.came
 		g.ends = step + g.stay
