@@ -14,8 +14,8 @@ import (
 const (
 	// sharesOfCPU is what the kubelet makes of a request for one CPU.
 	sharesOfCPU = 1024
-	// patience is how long the plugin waits for PodResources. NRI drops plugins that answer late, after 2 s by default.
-	patience = time.Second
+	// patience is how long the plugin waits for PodResources. NRI drops plugins that answer late: after 10 s with devmgrd's settings, else after 2 s.
+	patience = 5 * time.Second
 )
 
 // A Plugin is a policy as an NRI plugin. It pins containers that request whole CPUs, and refuses one whose devices are not known.
