@@ -4,12 +4,34 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"sigs.k8s.io/yaml"
 )
+
+// Workflows run the actions of others at a commit, since a tag may move.
+func TestWorkflows_ActionsAreCommits(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(root, ".github", "workflows", "*"))
+	if err != nil || len(files) < 4 {
+		t.Fatalf("%d workflows: %v", len(files), err)
+	}
+	pinned := regexp.MustCompile(`^uses: (\./\S+|\S+@[0-9a-f]{40} # v[0-9.]+)$`)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			line = strings.TrimPrefix(strings.TrimSpace(line), "- ")
+			if strings.HasPrefix(line, "uses:") && !pinned.MatchString(line) {
+				t.Errorf("%s: %s: name the commit, and its version after #", file, line)
+			}
+		}
+	}
+}
 
 // Updates are looked for in each Go module of the repository.
 func TestDependabotKnowsEachModule(t *testing.T) {
