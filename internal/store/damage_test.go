@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	bolt "go.etcd.io/bbolt"
@@ -464,6 +465,40 @@ func TestMigrationFromVersion1(t *testing.T) {
 		data := bytes.ReplaceAll(old, []byte(version+"\x01"), []byte(version+string([]byte{1 ^ 1<<bit})))
 		if err := store.Judge(data); !errors.As(err, new(*store.DamagedError)) {
 			t.Errorf("with bit %d of the version: %v", bit, err)
+		}
+	}
+}
+
+// The files of 28f3e43, before the first release, and of a later devmgrd with the same schema, whose pods have a field that this one does not know,
+// are read with all that they hold. So a field that an older devmgrd may ignore needs no new schema, and downgrades are harmless.
+func TestRecover_FilesOfOtherVersions_HoldTheSame(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	waiting, ended := pod("b"), pod("c")
+	waiting.Assignments, waiting.Stall = nil, device.Stall{Reason: device.PluginMissing, Before: time.Minute, Since: at, Boot: "boot"}
+	ended.Assignments[0].Shares[0].IDs, ended.ReleaseFailed = []device.ID{"dev-2"}, "exit status 1"
+	const resource = "vendor.com/dev"
+	want := store.State{
+		Pods: []device.PodRecord{pod("a"), waiting, ended},
+		Plugins: []device.PluginRecord{{
+			Resource: resource, Endpoint: "dev.sock", Reported: true, Away: at, Lost: true,
+			Pod:     device.PluginPod{Pod: device.Pod{UID: "p", Namespace: "kube-system", Name: "plugin"}, ServiceAccount: "plugin"},
+			Devices: []device.Device{{ID: "dev-1", Healthy: true, NUMA: []int{0}}, {ID: "dev-2"}},
+		}},
+		Cordons:   []device.Cordon{{Resource: resource, ID: "dev-2", Reason: "fan", Since: at}},
+		Falls:     []device.Falls{{Resource: resource, ID: "dev-2", Falls: []time.Time{at}, Until: at.Add(time.Hour), Spell: time.Hour}},
+		Places:    map[device.ResourceName]map[device.ID]int{resource: {"dev-2": 1}},
+		Uncounted: map[device.ResourceName]time.Time{resource: at},
+		Claims:    true,
+	}
+	for _, file := range []string{"version-2-28f3e43.db.gz", "version-2-later-field.db.gz"} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "state.db"), unpack(t, file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, has, log, _ := recover(t, dir)
+		if !reflect.DeepEqual(has, want) {
+			t.Errorf("%s holds\n%+v, want\n%+v\n%s", file, has, want, log)
 		}
 	}
 }
