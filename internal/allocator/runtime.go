@@ -139,7 +139,10 @@ func (a *Allocator) RuntimeInjected(r device.Running) {
 	})
 }
 
-var errBarred = errors.New("the container's devices have been released since its creation")
+var (
+	errBarred      = errors.New("the container's devices have been released since its creation")
+	errConflicting = errors.New("the container's devices are another pod's")
+)
 
 // RuntimeStarting reports that a container's processes are about to run. It fails if they must not: the container's devices
 // have been released since its creation, or are another pod's. It waits for a pending comparison of the runtime's lists, no
@@ -165,10 +168,13 @@ func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error
 	if l == nil {
 		return nil
 	}
-	if l.Idle && (l.Barred || a.ledger.Conflicting[r.Container.Pod][l.Name] != nil) {
-		return errBarred
-	}
 	if l.Idle {
+		switch {
+		case l.Barred:
+			return errBarred
+		case a.ledger.Conflicting[r.Container.Pod][l.Name] != nil:
+			return errConflicting
+		}
 		a.usedLocked(a.pods[r.Container.Pod])
 	}
 	l.Idle, l.Started = false, true
