@@ -74,9 +74,9 @@ type Slices struct {
 	log      *slog.Logger
 	writable chan struct{} // closed once a slice would be accepted
 
-	mu      locks.Mutex[locks.Leaf] // guards what follows
-	refused error                   // why the API server would not accept a slice
-	asked   time.Time               // when Sliced was called for the first time: the Node was known then
+	mu     locks.Mutex[locks.Leaf] // guards what follows
+	failed error                   // why the last try to create a slice failed
+	asked  time.Time               // when Sliced was called for the first time: the Node was known then
 }
 
 // NewSlices returns the Slices of a node. client is one of resource.k8s.io/v1. A Publisher makes them follow the API server.
@@ -111,7 +111,9 @@ func (s *Slices) Try(ctx context.Context) error {
 		limited, cancel := context.WithTimeout(ctx, writeTimeout)
 		err := kube.TryResourceSlice(limited, s.client, s.nodeName, Driver)
 		cancel()
-		s.setRefused(err)
+		if ctx.Err() == nil {
+			s.tried(err)
+		}
 		if err == nil {
 			close(s.writable)
 			<-ctx.Done()
@@ -120,14 +122,14 @@ func (s *Slices) Try(ctx context.Context) error {
 	return nil
 }
 
-// setRefused records why the API server would not accept a ResourceSlice, and logs that once.
-func (s *Slices) setRefused(err error) {
+// tried records why no ResourceSlice could be created, and logs that once.
+func (s *Slices) tried(err error) {
 	s.mu.Lock()
-	before := s.refused
-	s.refused = err
+	before := s.failed
+	s.failed = err
 	s.mu.Unlock()
 	if err != nil && before == nil {
-		s.log.Warn("resource slices refused by API server; resources stay in the Node's capacity", "err", err)
+		s.log.Warn("cannot create resource slices; resources stay in the Node's capacity", "err", err)
 	}
 }
 
@@ -138,8 +140,8 @@ func (s *Slices) check() error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.refused != nil {
-		return fmt.Errorf("trying to create a ResourceSlice: %w; resources that the Node shows stay there", s.refused)
+	if s.failed != nil {
+		return fmt.Errorf("trying to create a ResourceSlice: %w; resources that the Node shows stay there", s.failed)
 	}
 	return nil
 }
