@@ -71,8 +71,8 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, broken map[
 		}
 	}
 	a.snapshot = nil
-	a.reportFailures(holder, r, failed, true)
-	a.tellFailed(holder, r, joined, true)
+	a.reportFailuresLocked(holder, r, failed, true)
+	a.tellFailedLocked(holder, r, joined, true)
 }
 
 // failureHolderLocked returns the pod with which the failures of a device are recorded: that of userLocked, or the only one that has it.
@@ -120,13 +120,13 @@ func (a *Allocator) passFailuresLocked(p *pod, devices ledger.Devices, leaves bo
 	}
 }
 
-// reportFailures counts and reports devices that failed together, to the pod that has their record and to those that share them.
-func (a *Allocator) reportFailures(holder *pod, r device.ResourceName, ids []device.ID, listed bool) {
+// reportFailuresLocked counts and reports devices that failed together, to the pod that has their record and to those that share them.
+func (a *Allocator) reportFailuresLocked(holder *pod, r device.ResourceName, ids []device.ID, listed bool) {
 	if len(ids) == 0 {
 		return
 	}
 	a.metrics.failures.WithLabelValues(string(r)).Add(float64(len(ids)))
-	a.tellFailed(holder, r, ids, listed)
+	a.tellFailedLocked(holder, r, ids, listed)
 	others := map[*pod][]device.ID{}
 	for _, id := range ids {
 		if len(a.ledger.Resources[r].Sharers(id)) == 0 {
@@ -139,13 +139,13 @@ func (a *Allocator) reportFailures(holder *pod, r device.ResourceName, ids []dev
 		}
 	}
 	for q, shared := range others {
-		a.tellFailed(q, r, shared, listed)
+		a.tellFailedLocked(q, r, shared, listed)
 	}
 }
 
-// tellFailed reports a pod's devices that failed together, in one log line and one event: a plugin may withdraw thousands of
+// tellFailedLocked reports a pod's devices that failed together, in one log line and one event: a plugin may withdraw thousands of
 // devices at once.
-func (a *Allocator) tellFailed(holder *pod, r device.ResourceName, ids []device.ID, listed bool) {
+func (a *Allocator) tellFailedLocked(holder *pod, r device.ResourceName, ids []device.ID, listed bool) {
 	if len(ids) == 0 {
 		return
 	}
@@ -202,7 +202,7 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 			}
 		}
 		for holder, ids := range unlisted {
-			a.reportFailures(holder, r, ids, false)
+			a.reportFailuresLocked(holder, r, ids, false)
 		}
 	}
 	return next

@@ -88,7 +88,7 @@ func (a *Allocator) judgeFallsLocked(now time.Time) (next time.Time) {
 			a.cfg.Log.Warn("all devices have become unhealthy together: this counts for none of them", "resource", r, "devices", len(d.healthy))
 			continue
 		}
-		l := a.logOf(r, now)
+		l := a.logLocked(r, now)
 		for _, f := range d.falls {
 			changed, gone := l.Fell(r, f.id, f.at)
 			if changed {
@@ -102,8 +102,8 @@ func (a *Allocator) judgeFallsLocked(now time.Time) (next time.Time) {
 	return next
 }
 
-// logOf returns the record of a resource's falls, which is made if there is none.
-func (a *Allocator) logOf(r device.ResourceName, now time.Time) *flapping.Log {
+// logLocked returns the record of a resource's falls, which is made if there is none.
+func (a *Allocator) logLocked(r device.ResourceName, now time.Time) *flapping.Log {
 	if a.flapping[r] == nil {
 		a.ledger.Of(r)
 		a.flapping[r] = flapping.New(now, a.cfg.SuspendFor)
@@ -148,7 +148,7 @@ func (a *Allocator) Examined(r device.ResourceName, id device.ID, objection stri
 		return
 	}
 	before, _ := a.fallsLocked(device.Key{Resource: r, ID: id})
-	l := a.logOf(r, now)
+	l := a.logLocked(r, now)
 	changed, gone := l.Object(r, id, objection, now)
 	if gone != "" {
 		a.recordLocked(r, gone)
