@@ -226,7 +226,7 @@ func (a *Allocator) releasingLocked(p *pod, why device.Release) {
 		return
 	}
 	if why.Busy && (was == nil || !was.Busy) {
-		a.cfg.Log.Warn("devices of an ended pod are still in use", "pod", p.demand.Pod.String(), "uid", p.demand.Pod.UID,
+		a.cfg.Log.Warn("devices of an ended pod are not proved free", "pod", p.demand.Pod.String(), "uid", p.demand.Pod.UID,
 			"devices", device.Summary(p.assigned), "why", why.String())
 		a.journal(device.VerbBusy, "pod "+p.demand.Pod.String()+" has ended; "+why.String(), namesOf(p.assigned)...)
 	}

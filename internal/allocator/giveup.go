@@ -17,7 +17,7 @@ const (
 	giveUpAgain = 10 * time.Minute
 )
 
-// passing are the reasons that soon end or become others: an answer is under way, or the plugin has the grace period to return.
+// passing are the reasons whose time does not count: they soon end or become others, or end with containers of other pods (DevicesUnknown).
 var passing = map[device.Reason]bool{
 	device.Allocating: true, device.Preparing: true, device.PluginStale: true, device.AssignmentConflict: true, device.DevicesUnknown: true, device.ClaimUnknown: true,
 }

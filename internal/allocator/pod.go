@@ -25,7 +25,7 @@ type pod struct {
 	departure departure
 
 	assigned []device.Assignment
-	doubt    ledger.Devices // devices of a failed commit, or of a record that contradicts another; nil: no doubt
+	doubt    ledger.Devices // devices that the state file may name in a record of the pod that is being replaced; nil: none
 	grants
 	preparations map[string]*preparation       // by container name
 	allocation   *device.PodAllocation         // as published in the feed
@@ -111,7 +111,7 @@ func (p *pod) devices(r device.ResourceName) iter.Seq[device.ID] {
 	}
 }
 
-// Bind reports that a pod is bound to this node and has not ended. Repeated calls change nothing.
+// Bind reports that a pod is bound to this node and has not ended. Repeated calls with the same demand change nothing.
 func (a *Allocator) Bind(d device.PodDemand) {
 	bind := func() {
 		a.bindLocked(d)
@@ -383,7 +383,7 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 	}
 }
 
-// waitsForLocked dates the wait for a reason, and reports whether that is a new one. A reason that soon passes does not interrupt the wait for another
+// waitsForLocked dates the wait for a reason, and reports whether that is a new one. A passing reason does not interrupt the wait for another
 // one: after a restart of devmgrd each pod has such reasons at first.
 func (p *pod) waitsForLocked(why device.Reason) (changed bool) {
 	if p.sinceFor == why || p.sinceFor != "" && passing[why] {

@@ -99,7 +99,7 @@ func notes(d *adminv1.Device, now time.Time) []string {
 		all = append(all, "refused "+refusals(d)+": "+d.Refusal)
 	}
 	if d.Release != nil {
-		all = append(all, "its pod ended "+ago(d.Release.Since, now)+" ago: "+d.Release.Why)
+		all = append(all, "not proved free for "+ago(d.Release.Since, now)+": "+d.Release.Why)
 	}
 	if d.Failures > 0 {
 		all = append(all, fmt.Sprintf("failed %d times in the last hour, last %s ago", d.Failures, ago(d.Failed, now)))

@@ -19,7 +19,7 @@ type Departure struct {
 
 // A Release is why the devices of an ended pod are not free yet. It never changes.
 type Release struct {
-	Since time.Time // when the runtime had no container of the pod any longer
+	Since time.Time // when this proof began; it begins afresh after a restart of devmgrd, or when another pod joins or leaves the devices
 	// Busy: the devices have not been proved free within a moment, and do not count in the Node's capacity.
 	Busy bool
 	// Underway: the proof is being made, and there is no sign that the devices are in use.

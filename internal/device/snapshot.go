@@ -179,7 +179,7 @@ const (
 	StateWithheld    DeviceState = "withheld"    // it may be in use under an ID that is no longer listed
 	StateQuarantined DeviceState = "quarantined" // a container has it that the state file does not record
 	StateReleasing   DeviceState = "releasing"   // its pod has ended, and it is not proved free yet
-	StateBusy        DeviceState = "busy"        // likewise, for longer than a moment
+	StateBusy        DeviceState = "busy"        // likewise, and its proof takes longer than a moment or has failed
 )
 
 // A DeviceStatus is one device and its state.

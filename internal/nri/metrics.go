@@ -17,7 +17,7 @@ func newMetrics(to prometheus.Registerer, connected func() bool, notRedirected f
 	m := &metrics{
 		hooks: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "devmgrd_nri_hook_duration_seconds",
-			Help:    "Time in one NRI hook, by event: CreateContainer, ValidateContainerAdjustment, StopContainer, RemoveContainer, RunPodSandbox, StopPodSandbox, RemovePodSandbox or Synchronize.",
+			Help:    "Time in one NRI hook, by event: CreateContainer, ValidateContainerAdjustment, StartContainer, StopContainer, RemoveContainer, RunPodSandbox, StopPodSandbox, RemovePodSandbox or Synchronize.",
 			Buckets: prometheus.ExponentialBuckets(0.00001, 2.5, 13), // 10 us to 0.6 s
 		}, []string{"event"}),
 		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{

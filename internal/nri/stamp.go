@@ -161,7 +161,7 @@ type numbered struct {
 	width  int
 }
 
-// number splits an ID before its last number, of at most nine digits.
+// splitNumber splits an ID before its last number, of at most nine digits.
 func splitNumber(id string) (as numbered, n int, ok bool) {
 	at := len(id)
 	for at > 0 && len(id)-at < 9 && id[at-1] >= '0' && id[at-1] <= '9' {

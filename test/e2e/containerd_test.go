@@ -159,7 +159,7 @@ func TestContainer_LostByContainerd_KeepsItsDeviceWhileItsProcessesLive(t *testi
 			now := int64(0)
 			r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, "a", metav1.DeleteOptions{GracePeriodSeconds: &now}))
 			r.told("b", "DeviceBusy")
-			r.logs("devices of an ended pod are still in use")
+			r.logs("devices of an ended pod are not proved free")
 			r.until("the device is busy", func() bool { return r.inState(gpu, "busy") == 1 })
 			r.says("devices", "busy", fmt.Sprintf("process %d", process), "has not ended")
 			if out := r.says("assignments"); strings.Contains(out, "default/b") || !alive(process) {

@@ -1428,7 +1428,7 @@ func (x *Device) GetRefusal() string {
 	return ""
 }
 
-// DeviceRelease is why a device is not free although its pod has ended, and since when it has.
+// DeviceRelease is why a device is not free although its pod has ended, and since when devmgrd has tried to prove it free: not before its start.
 type DeviceRelease struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Why           string                 `protobuf:"bytes,1,opt,name=why,proto3" json:"why,omitempty"`

@@ -61,7 +61,7 @@ type need struct {
 	order  ledger.Order // Pack: nodes with few devices come first; Spread: those with many; else by number
 }
 
-// Counts returns the number of available devices by NUMA node, for messages.
+// counts returns the number of available devices by NUMA node, for messages.
 func (n need) counts() string {
 	const most = 8 // nodes listed
 	at := map[int]int{}
