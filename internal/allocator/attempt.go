@@ -11,6 +11,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // Pauses before a retry after a plugin failure: they double from the first to the last.
@@ -198,7 +199,7 @@ func (a *Allocator) fail(p *pod, held ledger.Devices, err error) {
 		a.wakeUnpausedLocked(r) // or two pods whose attempts fail would end each other's pauses
 	}
 	p.tries++
-	a.failLocked(p, waitFor(err), min(firstPause<<min(p.tries-1, 8), lastPause))
+	a.failLocked(p, waitFor(err), loops.Doubled(firstPause, lastPause, p.tries-1))
 	a.changedLocked()
 }
 

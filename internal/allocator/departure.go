@@ -175,7 +175,7 @@ func (a *Allocator) quieted(pods map[device.PodUID]int, occupied map[device.PodU
 // postponeLocked delays the next look at a pod with processes. The pause doubles each time.
 func (a *Allocator) postponeLocked(p *pod, processes []device.Process) {
 	d := &p.departure
-	d.due = time.Now().Add(min(firstProcessCheck<<min(d.alive, 16), lastProcessCheck))
+	d.due = time.Now().Add(loops.Doubled(firstProcessCheck, lastProcessCheck, d.alive))
 	d.alive++
 	a.releasingLocked(p, device.Release{Why: "processes of the pod have not ended", Holders: processes, Failed: d.failed})
 }

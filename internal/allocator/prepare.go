@@ -90,7 +90,7 @@ func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparati
 	defer a.mu.Unlock()
 	prep.running, prep.err = false, err
 	if err != nil {
-		prep.retry = time.Now().Add(min(firstPause<<min(prep.tries, 8), lastPause))
+		prep.retry = time.Now().Add(loops.Doubled(firstPause, lastPause, prep.tries))
 		prep.tries++
 		a.cfg.Log.Warn("PreStartContainer failed", "pod", pod.String(), "container", c.Name, "err", err)
 		if p := a.pods[c.Pod]; p != nil && p.preparations[c.Name] == prep && p.phase == settled && !p.ran {

@@ -123,7 +123,7 @@ func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait, fo
 		a.refuseLocked(s, why.Message, found)
 	}
 	p.failures++
-	a.parkLocked(p, why, min(firstPause<<min(p.failures-1, 8), lastPause)) // it compares with the last refusal
+	a.parkLocked(p, why, loops.Doubled(firstPause, lastPause, p.failures-1)) // it compares with the last refusal
 	a.refusedLocked(p, container, why)
 }
 

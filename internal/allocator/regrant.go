@@ -9,6 +9,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/failures"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // A grant is a plugin's answer to Allocate. A grant holds for one boot of the machine: device nodes are
@@ -107,7 +108,7 @@ func (a *Allocator) regranted(p *pod, got []device.Assignment, err error) {
 	defer a.mu.Unlock()
 	if err != nil {
 		p.tries++
-		a.failLocked(p, waitFor(err), min(firstPause<<min(p.tries-1, 8), lastPause))
+		a.failLocked(p, waitFor(err), loops.Doubled(firstPause, lastPause, p.tries-1))
 		return
 	}
 	lapsed := p.lapsed

@@ -42,7 +42,7 @@ const (
 
 // NewMirror returns a Mirror that writes to path. It touches no file before Run.
 func NewMirror(path string, view View, log *slog.Logger) *Mirror {
-	return &Mirror{path: path, view: view, log: log, faults: seldom(), strays: seldom()}
+	return &Mirror{path: path, view: view, log: log, faults: loops.Seldom(), strays: loops.Seldom()}
 }
 
 // Run writes until ctx ends, and then writes the rest. It always returns nil.
@@ -166,6 +166,3 @@ func (m *Mirror) sweep() {
 		m.log.Warn("cannot remove temporary files", "path", m.path, "err", err)
 	}
 }
-
-// seldom limits a log line that another process can trigger at will.
-func seldom() *rate.Sometimes { return &rate.Sometimes{First: 5, Interval: time.Minute} }

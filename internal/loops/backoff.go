@@ -27,6 +27,11 @@ func (b *Backoff) Longest() bool { return b.next >= b.Last }
 // Reset makes the next pause the first one again.
 func (b *Backoff) Reset() { b.next = 0 }
 
+// Doubled returns first, doubled so many times, or last if that is less.
+func Doubled(first, last time.Duration, times int) time.Duration {
+	return min(first<<min(times, 16), last)
+}
+
 // Wait waits for the next pause, or until ctx ends.
 func (b *Backoff) Wait(ctx context.Context) {
 	select {

@@ -3,9 +3,18 @@ package loops_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
+
+func TestDoubled(t *testing.T) {
+	for times, want := range map[int]time.Duration{0: time.Second, 1: 2 * time.Second, 5: 30 * time.Second, 64: 30 * time.Second, 1 << 40: 30 * time.Second} {
+		if got := loops.Doubled(time.Second, 30*time.Second, times); got != want {
+			t.Errorf("%d times: %s, want %s", times, got, want)
+		}
+	}
+}
 
 func TestBackoff(t *testing.T) {
 	b := loops.Backoff{First: 100, Last: 450}

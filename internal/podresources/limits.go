@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/devmgrd/devmgrd/internal/locks"
+	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
 	"github.com/devmgrd/devmgrd/internal/socket/peercreds"
 )
@@ -70,8 +71,7 @@ type clients struct {
 }
 
 func newClients(log *slog.Logger) *clients {
-	drops := &rate.Sometimes{First: 5, Interval: time.Minute}
-	return &clients{building: make(chan struct{}, 1), log: log, drops: drops, all: map[string]*client{}}
+	return &clients{building: make(chan struct{}, 1), log: log, drops: loops.Seldom(), all: map[string]*client{}}
 }
 
 // wait delays a request as the client's rate demands.

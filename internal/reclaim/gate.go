@@ -334,7 +334,7 @@ func (g *Gate) step(ctx context.Context) (again time.Time) {
 
 // retryLocked has a step of a proof repeated after a pause.
 func (p *proof) retryLocked() {
-	p.due = time.Now().Add(min(firstRetry<<min(p.retries, 16), lastRetry))
+	p.due = time.Now().Add(loops.Doubled(firstRetry, lastRetry, p.retries))
 	p.retries++
 }
 

@@ -47,7 +47,7 @@ func newDirectory(r *Registry, loc location) *directory {
 		location: loc, registry: r, log: r.log,
 		called: make(chan struct{}), recall: make(chan struct{}, 1),
 		restores: rate.NewLimiter(rate.Every(restoreInterval), restoreBurst),
-		strays:   seldom(), losses: seldom(), returns: seldom(),
+		strays:   loops.Seldom(), losses: loops.Seldom(), returns: loops.Seldom(),
 		refusals: rate.NewLimiter(rate.Every(warningPause), warningBurst),
 		cancel:   func() {},
 	}

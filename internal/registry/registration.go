@@ -92,7 +92,7 @@ func newRegistration(r *Registry, id uint64, resource device.ResourceName, loc l
 		wake:     make(chan struct{}, 1),
 		tried:    make(chan struct{}),
 		cancel:   func() {}, endStream: func() {},
-		outs: seldom(),
+		outs: loops.Seldom(),
 	}
 	l.attempt = sync.OnceFunc(func() { close(l.tried) })
 	if loc.pod.Known() {

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
-	"golang.org/x/time/rate"
 
 	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/socket"
@@ -227,9 +226,6 @@ type earlyError struct{ wait time.Duration }
 func (e *earlyError) Error() string {
 	return fmt.Sprintf("the registration socket is removed again and again; it is restored in %s", e.wait)
 }
-
-// seldom limits a log message that another process can cause at will.
-func seldom() *rate.Sometimes { return &rate.Sometimes{First: 5, Interval: time.Minute} }
 
 func (d *directory) setTrouble(err error) {
 	d.registry.mu.Lock()

@@ -61,7 +61,7 @@ func New(path string, log *slog.Logger) *Takeover {
 		watcher:  fsnotify.NewWatcher,
 		files:    newFiles(filepath.Clean(dir)),
 		mode:     socketMode,
-		faults:   seldom(), strays: seldom(), takings: seldom(),
+		faults:   loops.Seldom(), strays: loops.Seldom(), takings: loops.Seldom(),
 	}
 }
 
@@ -185,9 +185,6 @@ func (t *Takeover) look() error {
 	}
 	return err
 }
-
-// seldom limits a log message that another process can cause at will.
-func seldom() *rate.Sometimes { return &rate.Sometimes{First: 5, Interval: time.Minute} }
 
 // A pace limits how often devmgrd takes the path from another process: 200 times in one go, then 10 times a second. A kubelet's
 // starts stay below that.
