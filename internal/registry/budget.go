@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -41,10 +40,10 @@ func (s *resourceState) uses() []use {
 func (r *Registry) afford(l *registration, list deviceList) (alone bool, err error) {
 	weight := list.weight()
 	for {
-		alone, err = r.tryAfford(l, weight, nil)
-		if errors.As(err, new(*quotaError)) {
-			alone, err = r.tryAfford(l, weight, r.forgettable())
-		}
+		err = r.tryForgetting(func(forgettable map[device.ResourceName]bool) (err error) {
+			alone, err = r.tryAfford(l, weight, forgettable)
+			return err
+		})
 		if !r.makeRoom(l.resource, err) {
 			return alone, err
 		}

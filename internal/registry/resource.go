@@ -135,10 +135,10 @@ func (r *Registry) checkAcceptableLocked(l *registration, forgettable map[device
 // accept returns the resource that has lost its socket to l, if there is one. ListAndWatch names no resource, so the new plugin's
 // devices would be offered under both names. A socket therefore belongs to one resource: that of the newest registration.
 func (r *Registry) accept(l *registration, to *session) (loser device.ResourceName, err error) {
-	loser, err = r.tryAccept(l, to, nil)
-	if errors.As(err, new(*quotaError)) {
-		loser, err = r.tryAccept(l, to, r.forgettable())
-	}
+	err = r.tryForgetting(func(forgettable map[device.ResourceName]bool) (err error) {
+		loser, err = r.tryAccept(l, to, forgettable)
+		return err
+	})
 	return loser, err
 }
 
@@ -272,14 +272,10 @@ func (r *Registry) deviceList(resource device.ResourceName) deviceList {
 	return deviceList{}
 }
 
-// connected records that a plugin is reachable again. Its offer stays as it is until the plugin lists its devices. connected fails if another pod answers, which
-// has no room in its quota.
+// connected records that a plugin is reachable again. Its offer stays as it is until the plugin lists its devices. connected fails if the process that
+// answers is another pod's and its quota has no room.
 func (r *Registry) connected(l *registration, on *session) error {
-	err := r.tryConnect(l, on, nil)
-	if errors.As(err, new(*quotaError)) {
-		err = r.tryConnect(l, on, r.forgettable())
-	}
-	return err
+	return r.tryForgetting(func(forgettable map[device.ResourceName]bool) error { return r.tryConnect(l, on, forgettable) })
 }
 
 func (r *Registry) tryConnect(l *registration, on *session, forgettable map[device.ResourceName]bool) error {

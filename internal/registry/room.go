@@ -66,6 +66,15 @@ func (r *Registry) forgettable() map[device.ResourceName]bool {
 	return all
 }
 
+// tryForgetting calls try, and again with the resources that can be forgotten if a quota lacks room.
+func (r *Registry) tryForgetting(try func(forgettable map[device.ResourceName]bool) error) error {
+	err := try(nil)
+	if errors.As(err, new(*quotaError)) {
+		err = try(r.forgettable())
+	}
+	return err
+}
+
 // A lostResource is a resource whose plugin has been away since then.
 type lostResource struct {
 	resource device.ResourceName
