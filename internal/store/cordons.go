@@ -14,25 +14,17 @@ import (
 // readCordons reads the cordons of both kinds. A cordon with an unreadable value counts as one without a reason: the device stays
 // out of service.
 func readCordons(db *bolt.DB, log *slog.Logger) (all []device.Cordon, err error) {
-	read := func(cordons *bolt.Bucket, declared bool) error {
-		if cordons == nil {
-			return nil
-		}
-		return cordons.ForEachBucket(func(name []byte) error {
-			return cordons.Bucket(name).ForEach(func(id, value []byte) error {
-				c := device.Cordon{}
-				if err := json.Unmarshal(value, &c); err != nil {
-					log.Warn("ignoring unreadable cordon record", "resource", string(name), "device", string(id), "err", err)
-				}
-				c.Resource, c.ID, c.Declared = device.ResourceName(name), device.ID(id), declared
-				all = append(all, c)
-				return nil
-			})
+	read := func(bucket []byte, declared bool) error {
+		return eachDevice(db, bucket, func(r device.ResourceName, id device.ID, value []byte) {
+			c := device.Cordon{}
+			if err := json.Unmarshal(value, &c); err != nil {
+				log.Warn("ignoring unreadable cordon record", "resource", r, "device", id, "err", err)
+			}
+			c.Resource, c.ID, c.Declared = r, id, declared
+			all = append(all, c)
 		})
 	}
-	err = db.View(func(tx *bolt.Tx) error {
-		return errors.Join(read(tx.Bucket(cordonsBucket), false), read(tx.Bucket(declaredBucket), true))
-	})
+	err = errors.Join(read(cordonsBucket, false), read(declaredBucket, true))
 	return all, err
 }
 

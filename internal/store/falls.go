@@ -12,23 +12,14 @@ import (
 
 // readFalls reads the records of devices that became unhealthy. An unreadable one is left out: the device begins again.
 func readFalls(db *bolt.DB, log *slog.Logger) (all []device.Falls, err error) {
-	err = db.View(func(tx *bolt.Tx) error {
-		falls := tx.Bucket(fallsBucket)
-		if falls == nil {
-			return nil
+	err = eachDevice(db, fallsBucket, func(r device.ResourceName, id device.ID, value []byte) {
+		rec := device.Falls{}
+		if err := json.Unmarshal(value, &rec); err != nil || len(rec.Falls) == 0 && rec.Objection == "" {
+			log.Warn("ignoring unreadable record of an unhealthy device", "resource", r, "device", id, "err", err)
+			return
 		}
-		return falls.ForEachBucket(func(name []byte) error {
-			return falls.Bucket(name).ForEach(func(id, value []byte) error {
-				rec := device.Falls{}
-				if err := json.Unmarshal(value, &rec); err != nil || len(rec.Falls) == 0 && rec.Objection == "" {
-					log.Warn("ignoring unreadable record of an unhealthy device", "resource", string(name), "device", string(id), "err", err)
-					return nil
-				}
-				rec.Resource, rec.ID = device.ResourceName(name), device.ID(id)
-				all = append(all, rec)
-				return nil
-			})
-		})
+		rec.Resource, rec.ID = r, id
+		all = append(all, rec)
 	})
 	return all, err
 }

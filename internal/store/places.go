@@ -12,30 +12,19 @@ import (
 
 // readPlaces reads the places of devices in ResourceSlices. An unreadable one is left out: the device gets another place.
 func readPlaces(db *bolt.DB, log *slog.Logger) (all map[device.ResourceName]map[device.ID]int, err error) {
-	err = db.View(func(tx *bolt.Tx) error {
-		places := tx.Bucket(placesBucket)
-		if places == nil {
-			return nil
+	err = eachDevice(db, placesBucket, func(r device.ResourceName, id device.ID, value []byte) {
+		k, err := strconv.Atoi(string(value))
+		if err != nil || k < 1 {
+			log.Warn("ignoring unreadable place of a device", "resource", r, "device", id, "err", err)
+			return
 		}
-		return places.ForEachBucket(func(name []byte) error {
-			of := map[device.ID]int{}
-			err := places.Bucket(name).ForEach(func(id, value []byte) error {
-				k, err := strconv.Atoi(string(value))
-				if err != nil || k < 1 {
-					log.Warn("ignoring unreadable place of a device", "resource", string(name), "device", string(id), "err", err)
-					return nil
-				}
-				of[device.ID(id)] = k
-				return nil
-			})
-			if len(of) > 0 {
-				if all == nil {
-					all = map[device.ResourceName]map[device.ID]int{}
-				}
-				all[device.ResourceName(name)] = of
-			}
-			return err
-		})
+		if all == nil {
+			all = map[device.ResourceName]map[device.ID]int{}
+		}
+		if all[r] == nil {
+			all[r] = map[device.ID]int{}
+		}
+		all[r][id] = k
 	})
 	return all, err
 }

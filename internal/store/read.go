@@ -28,6 +28,30 @@ type State struct {
 	Uncounted map[device.ResourceName]time.Time
 }
 
+// each calls f for each record of a bucket, if there is one.
+func each(db *bolt.DB, bucket []byte, f func(key, value []byte)) error {
+	return db.View(func(tx *bolt.Tx) error {
+		records := tx.Bucket(bucket)
+		if records == nil {
+			return nil
+		}
+		return records.ForEach(func(key, value []byte) error { f(key, value); return nil })
+	})
+}
+
+// eachDevice calls f for each device's record in a bucket that has a bucket for each resource, if there is one.
+func eachDevice(db *bolt.DB, bucket []byte, f func(r device.ResourceName, id device.ID, value []byte)) error {
+	return db.View(func(tx *bolt.Tx) error {
+		resources := tx.Bucket(bucket)
+		if resources == nil {
+			return nil
+		}
+		return resources.ForEachBucket(func(name []byte) error {
+			return resources.Bucket(name).ForEach(func(id, value []byte) error { f(device.ResourceName(name), device.ID(id), value); return nil })
+		})
+	})
+}
+
 // Read returns the content of the state file in dir and changes nothing. It needs exclusive use of the file, and fails as
 // Open does, with fs.ErrNotExist if there is no file.
 func Read(dir string, log *slog.Logger) (b State, err error) {

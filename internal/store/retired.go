@@ -16,16 +16,7 @@ type retirement struct {
 }
 
 func readRetired(db *bolt.DB) (all []device.ResourceName, err error) {
-	err = db.View(func(tx *bolt.Tx) error {
-		retired := tx.Bucket(retiredBucket)
-		if retired == nil {
-			return nil
-		}
-		return retired.ForEach(func(name, _ []byte) error {
-			all = append(all, device.ResourceName(name))
-			return nil
-		})
-	})
+	err = each(db, retiredBucket, func(name, _ []byte) { all = append(all, device.ResourceName(name)) })
 	return all, err
 }
 

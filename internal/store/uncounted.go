@@ -18,23 +18,16 @@ type uncounting struct {
 
 // readUncounted reads when resources have been taken off the Node. An unreadable record is left out.
 func readUncounted(db *bolt.DB, log *slog.Logger) (all map[device.ResourceName]time.Time, err error) {
-	err = db.View(func(tx *bolt.Tx) error {
-		uncounted := tx.Bucket(uncountedBucket)
-		if uncounted == nil {
-			return nil
+	err = each(db, uncountedBucket, func(name, value []byte) {
+		rec := uncounting{}
+		if err := json.Unmarshal(value, &rec); err != nil {
+			log.Warn("ignoring unreadable record of an uncounted resource", "resource", string(name), "err", err)
+			return
 		}
-		return uncounted.ForEach(func(name, value []byte) error {
-			rec := uncounting{}
-			if err := json.Unmarshal(value, &rec); err != nil {
-				log.Warn("ignoring unreadable record of an uncounted resource", "resource", string(name), "err", err)
-				return nil
-			}
-			if all == nil {
-				all = map[device.ResourceName]time.Time{}
-			}
-			all[device.ResourceName(name)] = rec.Since
-			return nil
-		})
+		if all == nil {
+			all = map[device.ResourceName]time.Time{}
+		}
+		all[device.ResourceName(name)] = rec.Since
 	})
 	return all, err
 }
