@@ -155,8 +155,8 @@ func start(t *testing.T, change ...func(*admin.Config)) *harness {
 	r := &harness{Allocator: allocatortest.Start(t, filepath.Join(dir, "state")), t: t, path: filepath.Join(dir, "run", "admin.sock")}
 	c := admin.Config{
 		Socket: r.path, Version: "v1", Node: "node", View: r.Allocator, Allocator: r.Allocator, Plugins: endpoints{}, Rules: grants{}, History: nothing{}, Actions: actionLog(t), StateFile: fakeFile(3<<20 + 1), HistoryFile: fakeFile(7), Log: slog.New(slog.DiscardHandler),
-		Components: func() []admin.Component {
-			return []admin.Component{{Name: "store"}, {Name: "nri", Err: errors.New("away")}}
+		Components: func() []device.Component {
+			return []device.Component{{Name: "store"}, {Name: "nri", Err: errors.New("away")}}
 		},
 	}
 	for _, f := range change {

@@ -83,12 +83,6 @@ type ActionLog interface {
 	Actions(since time.Time) ([]device.Action, error)
 }
 
-// A Component of the daemon; Err is nil if it is ready.
-type Component struct {
-	Name string
-	Err  error
-}
-
 // Config is what New needs.
 type Config struct {
 	Socket      string
@@ -110,7 +104,7 @@ type Config struct {
 	Claimed func(device.ResourceName) bool
 	// OverMaxDevices returns dra.maxDevices for a resource that is not offered so because it has more devices than that; otherwise 0.
 	OverMaxDevices func(device.ResourceName) int
-	Components     func() []Component
+	Components     func() []device.Component
 	// NotRedirected returns the running containers that were created without devmgrd and have the kubelet's plugin directory. nil: there
 	// is no redirect.
 	NotRedirected func() []device.PodContainer

@@ -51,7 +51,7 @@ func TestRules(t *testing.T) {
 	at := filepath.Join(dir, "admin.sock")
 	server := admin.New(admin.Config{
 		Socket: at, Node: "worker-1", View: ledger, Allocator: ledger, Plugins: served{}, Rules: guard, StateFile: nowhere{}, HistoryFile: nowhere{}, History: nowhere{}, Actions: nowhere{},
-		Log: slog.New(slog.DiscardHandler), Components: func() []admin.Component { return nil },
+		Log: slog.New(slog.DiscardHandler), Components: func() []device.Component { return nil },
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/admin"
 	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
+	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
@@ -22,12 +23,12 @@ func TestStatus_Wait(t *testing.T) {
 	var looks, readyFrom atomic.Int32
 	server := admin.New(admin.Config{
 		Socket: at, View: ledger, Allocator: ledger, Plugins: nowhere{}, Rules: nowhere{}, StateFile: nowhere{}, HistoryFile: nowhere{}, History: nowhere{}, Actions: nowhere{}, Log: slog.New(slog.DiscardHandler),
-		Components: func() []admin.Component {
+		Components: func() []device.Component {
 			var err error
 			if looks.Add(1) < readyFrom.Load() {
 				err = errors.New("not connected")
 			}
-			return []admin.Component{{Name: "plugins"}, {Name: "runtime", Err: err}}
+			return []device.Component{{Name: "plugins"}, {Name: "runtime", Err: err}}
 		},
 	})
 	ctx, cancel := context.WithCancel(t.Context())

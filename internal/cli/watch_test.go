@@ -32,7 +32,7 @@ func TestWatch(t *testing.T) {
 	at := filepath.Join(dir, "admin.sock")
 	server := admin.New(admin.Config{
 		Socket: at, View: ledger, Allocator: ledger, Plugins: nowhere{}, Rules: nowhere{}, StateFile: nowhere{}, HistoryFile: nowhere{}, History: nowhere{}, Actions: nowhere{}, Log: slog.New(slog.DiscardHandler),
-		Components: func() []admin.Component { return nil },
+		Components: func() []device.Component { return nil },
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 2)

@@ -23,7 +23,7 @@ func (d *daemon) addCluster() error {
 	d.offered = dra.NewOffering(dra.OfferingConfig{Offers: c.DRA.Offers, Names: c.DRA.Resources, MaxDevices: c.DRA.MaxDevices, Plugins: d.plugins})
 	node := nodestatus.Config{
 		NodeName: c.NodeName, Began: time.Now(), Client: d.api, View: d.devices, Notifier: d.notifier, Cordons: d.devices,
-		Components: d.stateForNode,
+		Components: d.components,
 		Expected:   expected(c.Node), Ignored: pods.Ignores(c.Plugins.IgnoredResources), Claimed: d.offered.Claimed,
 		Uncounted: d.known.Uncounted, SaveUncounted: d.stateFile.SaveUncounted,
 		KubeletDir: c.Plugins.KubeletDir, Log: log, Metrics: d.metrics,

@@ -4,9 +4,8 @@ import (
 	"context"
 	"errors"
 
-	"github.com/devmgrd/devmgrd/internal/admin"
+	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/lists"
-	"github.com/devmgrd/devmgrd/internal/nodestatus"
 )
 
 // A part is what runs, or reports whether it is ready, from the start to the end of devmgrd.
@@ -32,13 +31,9 @@ func (all parts) checked() (some parts) {
 // add adds parts in the order of their starts.
 func (d *daemon) add(more ...part) { d.parts = append(d.parts, more...) }
 
-// stateForAdmin and stateForNode return whether the parts are ready.
-func (d *daemon) stateForAdmin() []admin.Component {
-	return lists.Map(d.parts.checked(), func(p part) admin.Component { return admin.Component{Name: p.name, Err: p.check()} })
-}
-
-func (d *daemon) stateForNode() []nodestatus.Component {
-	return lists.Map(d.parts.checked(), func(p part) nodestatus.Component { return nodestatus.Component{Name: p.name, Err: p.check()} })
+// components returns whether the parts are ready.
+func (d *daemon) components() []device.Component {
+	return lists.Map(d.parts.checked(), func(p part) device.Component { return device.Component{Name: p.name, Err: p.check()} })
 }
 
 // run runs all parts side by side until ctx ends or one of them returns. Then it ends them one after the other, the last one first, and waits for each. It

@@ -28,7 +28,7 @@ func (d *daemon) addSurfaces() error {
 	operator := admin.Config{
 		Socket: c.Admin.Socket, Version: version.Get().Version, Node: c.NodeName,
 		View: d.devices, Allocator: d.devices, Plugins: d.plugins, Rules: d.rules, History: d.recorder, Actions: d.historyFile, StateFile: d.stateFile, HistoryFile: d.historyFile,
-		Components: d.stateForAdmin,
+		Components: d.components,
 		Log:        d.logFor("admin"),
 	}
 	if d.api != nil {

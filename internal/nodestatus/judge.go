@@ -15,12 +15,6 @@ const (
 	deviceManagerReady = "DeviceManagerReady"
 )
 
-// A Component is a part of devmgrd; Err is nil while it is ready.
-type Component struct {
-	Name string
-	Err  error
-}
-
 // A condition is one of the Node's conditions, without its times.
 type condition struct {
 	Type    string
@@ -33,7 +27,7 @@ type condition struct {
 const maxMessage = 1024
 
 // judgeComponents returns DeviceManagerReady.
-func judgeComponents(all []Component) condition {
+func judgeComponents(all []device.Component) condition {
 	var problems []string
 	for _, c := range all {
 		if c.Err != nil {

@@ -62,10 +62,10 @@ func TestJudgeDevices(t *testing.T) {
 
 func TestJudgeComponents(t *testing.T) {
 	t.Parallel()
-	if got := judgeComponents([]Component{{"nri", nil}}); !got.True || got.Reason != "ComponentsReady" {
+	if got := judgeComponents([]device.Component{{Name: "nri"}}); !got.True || got.Reason != "ComponentsReady" {
 		t.Errorf("%+v", got)
 	}
-	got := judgeComponents([]Component{{"nri", errors.New("not connected")}, {"pods", nil}, {"store", errors.New("disk full")}})
+	got := judgeComponents([]device.Component{{Name: "nri", Err: errors.New("not connected")}, {Name: "pods"}, {Name: "store", Err: errors.New("disk full")}})
 	if want := (condition{deviceManagerReady, false, "ComponentsNotReady", "nri: not connected; store: disk full"}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}

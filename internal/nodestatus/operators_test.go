@@ -13,7 +13,6 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube/kubetest"
-	"github.com/devmgrd/devmgrd/internal/nodestatus"
 )
 
 // conditions returns the Node's conditions as text.
@@ -34,7 +33,7 @@ func TestConditions(t *testing.T) {
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady"}}
 		api.Put(n)
 		v := newView(quantities{"a.example/gpu": 0})
-		v.parts = []nodestatus.Component{{Name: "nri"}}
+		v.parts = []device.Component{{Name: "nri"}}
 		publish(t, api, v)
 		time.Sleep(time.Minute)
 		want := map[string]string{

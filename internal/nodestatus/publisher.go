@@ -91,7 +91,7 @@ type Config struct {
 	Notifier Notifier
 	Cordons  Cordons
 	// Components returns devmgrd's components, for the Node's condition.
-	Components func() []Component
+	Components func() []device.Component
 	Expected   map[device.ResourceName]int // how many devices this node should have; may be nil
 	// Ignored reports which resources devmgrd does not manage: they are not removed from the Node either.
 	Ignored func(device.ResourceName) bool

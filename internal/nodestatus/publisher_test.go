@@ -38,7 +38,7 @@ type view struct {
 	changed chan struct{}
 
 	contested []device.ResourceName
-	parts     []nodestatus.Component
+	parts     []device.Component
 	cordons   []device.Cordon
 	mistakes  []string
 	refuse    error // of DeclareCordons
@@ -120,7 +120,7 @@ func (v *view) DeclareCordons(all []device.Cordon) error {
 	return v.refuse
 }
 
-func (v *view) components() []nodestatus.Component {
+func (v *view) components() []device.Component {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return slices.Clone(v.parts)

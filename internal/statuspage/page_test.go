@@ -722,7 +722,7 @@ func TestAnswers(t *testing.T) {
 	ledger := allocatortest.Start(t, filepath.Join(t.TempDir(), "state"))
 	office := admin.New(admin.Config{
 		Socket: "unused", Version: "v1", Node: "worker-7", View: ledger, Allocator: ledger, Plugins: none{}, Rules: none{}, History: none{}, Actions: none{}, StateFile: none{}, HistoryFile: none{},
-		Components: func() []admin.Component { return []admin.Component{{Name: "store"}} }, Log: slog.New(slog.DiscardHandler),
+		Components: func() []device.Component { return []device.Component{{Name: "store"}} }, Log: slog.New(slog.DiscardHandler),
 	})
 	address, _ := serve(t, office)
 	next, _ := events(t, address)

@@ -140,13 +140,13 @@ func aNode(t *testing.T) aged {
 		all := ledger.Snapshot().Waiting()
 		return len(all) == 2 && all[0].Wait.Reason != device.Allocating && all[1].Wait.Reason != device.Allocating
 	})
-	var components []admin.Component
+	var components []device.Component
 	for _, name := range []string{"registration", "store", "pods", "node", "nri", "podresources", "admin"} {
-		components = append(components, admin.Component{Name: name})
+		components = append(components, device.Component{Name: name})
 	}
 	desk := admin.New(admin.Config{
 		Socket: filepath.Join(t.TempDir(), "unused"), Version: "v1.0.0", Node: "worker-7", View: ledger, Allocator: ledger, Plugins: others{}, Rules: others{}, History: others{}, Actions: others{},
-		StateFile: others{}, HistoryFile: others{}, Components: func() []admin.Component { return components }, Log: slog.New(slog.DiscardHandler),
+		StateFile: others{}, HistoryFile: others{}, Components: func() []device.Component { return components }, Log: slog.New(slog.DiscardHandler),
 		OnNode: func(r device.ResourceName) (int, bool) { n, shown := ledger.Resources().Capacity()[r]; return n, shown },
 	})
 	return aged{desk, ledger}

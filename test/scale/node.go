@@ -206,7 +206,7 @@ func (n *node) startDevmgrd(ctx context.Context) error {
 	}
 	status := nodestatus.New(nodestatus.Config{
 		NodeName: n.name, Client: client, View: devices, Notifier: events, Cordons: devices,
-		Components: func() []nodestatus.Component { return []nodestatus.Component{{Name: "pods", Err: bound.Check()}} },
+		Components: func() []device.Component { return []device.Component{{Name: "pods", Err: bound.Check()}} },
 		Ignored:    pods.Ignores(nil), KubeletDir: dir, Log: log, Metrics: prometheus.NewRegistry(),
 	})
 	conditions := podstatus.New(podstatus.Config{Client: client, View: devices, Pods: bound, Log: log, Metrics: prometheus.NewRegistry()})
