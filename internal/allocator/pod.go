@@ -87,12 +87,7 @@ func (p *pod) of(container string) (device.Assignment, bool) {
 
 // has reports whether a container of the pod has been assigned a device.
 func (p *pod) has(r device.ResourceName, id device.ID) bool {
-	for one := range p.devices(r) {
-		if one == id {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(slices.Collect(p.devices(r)), id)
 }
 
 // devices yields the pod's devices of a resource. One that several containers have comes several times.

@@ -37,24 +37,20 @@ func (a *Allocator) writeLoop(ctx context.Context) {
 	if a.cfg.Releaser != nil {
 		released = a.cfg.Releaser.Changed()
 	}
-	for {
+	for ended := false; !ended; {
 		a.mu.Lock()
 		at := a.writeAt
 		a.mu.Unlock()
-		due := loops.At(at)
 		select {
-		case <-ctx.Done():
-			a.writePending() // a clean stop leaves nothing unwritten
-			a.writeFalls()
-			return
 		case <-a.write:
+			continue
 		case <-released:
-			a.writePending()
-			a.writeFalls()
-		case <-due:
-			a.writePending()
-			a.writeFalls()
+		case <-loops.At(at):
+		case <-ctx.Done():
+			ended = true // a clean stop leaves nothing unwritten
 		}
+		a.writePending()
+		a.writeFalls()
 	}
 }
 

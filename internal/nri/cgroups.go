@@ -122,8 +122,8 @@ func empty(path string) bool {
 
 // populated reports whether a cgroup or one below it has a process.
 func populated(path string) bool {
-	if events, err := os.ReadFile(filepath.Join(path, "cgroup.events")); err == nil {
-		return !bytes.Contains(append([]byte("\n"), events...), []byte("\npopulated 0\n"))
+	if _, err := os.Stat(filepath.Join(path, "cgroup.events")); err == nil {
+		return !empty(path)
 	}
 	found := false
 	_ = filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {

@@ -51,16 +51,13 @@ func (l *Log) Records() (all []device.Falls) {
 // Fell records that a device has become unhealthy. It returns whether the record has changed: falls during a suspension do not count. If
 // there are too many records, gone is the device whose record has made room; else it is empty.
 func (l *Log) Fell(r device.ResourceName, id device.ID, now time.Time) (changed bool, gone device.ID) {
-	rec := l.records[id]
-	if rec == nil && len(l.records) >= maxDevices {
-		if gone = l.makeRoom(); gone == "" {
-			return false, ""
-		}
+	if rec := l.records[id]; rec != nil && now.Before(rec.Until) {
+		return false, ""
 	}
-	if rec != nil && now.Before(rec.Until) {
-		return false, gone
+	rec, gone := l.of(r, id)
+	if rec == nil {
+		return false, ""
 	}
-	rec = l.of(r, id)
 	rec.Falls = append(recent(rec.Falls, now), now)
 	switch {
 	case now.Before(probationEnds(rec)):
@@ -75,16 +72,13 @@ func (l *Log) Fell(r device.ResourceName, id device.ID, now time.Time) (changed 
 
 // Object records why health.command finds a device unhealthy; empty: it finds the device healthy. It returns the same as Fell.
 func (l *Log) Object(r device.ResourceName, id device.ID, why string, now time.Time) (changed bool, gone device.ID) {
-	rec := l.records[id]
-	switch {
-	case rec == nil && why == "", rec != nil && rec.Objection == why:
+	if known, _ := l.Record(id); known.Objection == why {
 		return false, ""
-	case rec == nil && len(l.records) >= maxDevices:
-		if gone = l.makeRoom(); gone == "" {
-			return false, ""
-		}
 	}
-	rec = l.of(r, id)
+	rec, gone := l.of(r, id)
+	if rec == nil {
+		return false, ""
+	}
 	if rec.Objection == "" {
 		rec.Objected = now
 	}
@@ -98,12 +92,17 @@ func (l *Log) Object(r device.ResourceName, id device.ID, why string, now time.T
 	return true, gone
 }
 
-// of returns the record of a device, which is made if there is none.
-func (l *Log) of(r device.ResourceName, id device.ID) *device.Falls {
+// of returns the record of a device, which is made if there is none; nil: there is no room. gone is the device whose record has made room.
+func (l *Log) of(r device.ResourceName, id device.ID) (rec *device.Falls, gone device.ID) {
 	if l.records[id] == nil {
+		if len(l.records) >= maxDevices {
+			if gone = l.makeRoom(); gone == "" {
+				return nil, ""
+			}
+		}
 		l.records[id] = &device.Falls{Resource: r, ID: id}
 	}
-	return l.records[id]
+	return l.records[id], gone
 }
 
 // makeRoom forgets the device that fell first, of those that have never been suspended, and returns it; empty: there is none. A device
