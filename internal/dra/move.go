@@ -19,16 +19,18 @@ import (
 // A resource is a number of the Node, or its devices are in ResourceSlices; never both, or the scheduler would promise devices twice. While it moves it is
 // neither, for as long as a scheduler that is behind may choose by what it remembers:
 //
-//	                 offered (Offering.Claimed),               bindingTime since then;
-//	                 and slices are Writable:                  Publisher creates slices
-//	                 nodestatus removes the number             (maySlice)
+//	                 offered (Offering.Claimed),               bindingTime since then (maySlice):
+//	                 and slices are Writable (Try):            Publisher.want creates slices
+//	                 Publisher.split removes the number
 //	number of  ------------------------------->  neither  -------------------------------->  in slices
 //	the Node   <-------------------------------  neither  <--------------------------------
 //	                 bindingTime since the last                offered no longer:
-//	                 slice has left (Sliced);                  Publisher removes slices
-//	                 nodestatus writes the number
+//	                 slice has left (Sliced):                  Publisher.want leaves them out
+//	                 Publisher.awaitSlices lets
+//	                 the number pass
 //
-// When the number was removed is durable (nodestatus, Uncounted). A pod without a claim that was created before that, or at most lateBinding later, may
+// The left half is in internal/nodestatus/offered.go, and its Publisher.publish calls it; the right half is in publisher.go here, and asks the left half
+// for Uncounted. When the number was removed is durable before the patch (saveUncounted there). A pod without a claim that was created before that, or at most lateBinding later, may
 // have been bound by the number, and has a right to devices (NeedsClaim).
 const (
 	// bindingTime is how long a resource is neither: a pod that the scheduler has bound may not be known here yet.

@@ -49,6 +49,7 @@
 //	judge.go        the conditions, from devices and components: pure
 //	conditions.go   when a condition is written: pure; and the patches
 //	cordons.go      the Node's annotation
+//	offered.go      the way to ResourceSlices and back: the Node's part of internal/dra/move.go
 //	store.go        the newest state of the Node, from the watch and from patches
 //	convert.go      the Node object into that state, and quantities into a patch: pure
 //	metrics.go      patches, and what the Node shows
