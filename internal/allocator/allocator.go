@@ -328,8 +328,8 @@ func (a *Allocator) refresh() {
 	a.changedLocked()
 }
 
-// serve assigns devices to every queued pod or makes it wait with a reason, oldest pod first. It returns the next time at which a
-// retry, a failure check or an idle static pod is due; zero: none.
+// serve assigns devices to every queued pod or makes it wait with a reason, oldest pod first. It returns the next time at which
+// something of the loop is due, such as a retry, a failure check or the end of a suspension; zero: none.
 //
 // It assigns nothing before the runtime has listed its containers once, because the state file may be lost or outdated. The
 // wait costs nothing: without the runtime no container starts.

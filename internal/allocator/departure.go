@@ -54,7 +54,7 @@ const (
 	idleGrace = 30 * time.Second
 	// firstProcessCheck and lastProcessCheck are the shortest and the longest pause between checks for processes of an ended pod.
 	firstProcessCheck, lastProcessCheck = 100 * time.Millisecond, 5 * time.Second
-	// releaseGrace is for how long devices that are being released count in the Node's capacity. A proof takes less, as a rule.
+	// releaseGrace is for how long devices that are being released count in the Node's capacity: longer while the proof is under way, shorter if it failed.
 	releaseGrace = 2 * time.Second
 )
 

@@ -34,7 +34,7 @@
 //	forgetting  no           until the commit           → returned, ended, absent
 //	returned    yes          until the commit           → queued, waiting, settled, forgetting
 //
-// A queued pod is planned next. One that is allocating has its plugins asked, and is abandoned if it ends meanwhile. A waiting
+// A queued pod is planned next. One that is allocating has its plugins asked or its idle containers examined, and is abandoned if it ends meanwhile. A waiting
 // pod has a reason. An ended pod is forgotten by a commit once its devices may be released; it returns if it is back in the API
 // during the commit. lifecycle.go has this table and the one function that changes phases.
 //

@@ -14,7 +14,7 @@ type phase int
 const (
 	absent     phase = iota // not in memory
 	queued                  // to be planned
-	allocating              // its plugins are being asked, and devices are held for it
+	allocating              // its plugins are asked, with devices held for it, or its idle containers are examined
 	waiting                 // it cannot have its devices; it has a reason
 	settled                 // it has all its devices, or requests none
 	abandoned               // it has ended during the attempt

@@ -12,8 +12,8 @@ import (
 
 // Containers that use one ResourceClaim, of one pod or of several, share its devices. A plugin does not know that: under a kubelet it is
 // never asked to allocate or to prepare a device that a running container has, and it may reset the device then. So a container has the grant
-// that another one has for the same devices, PreStartContainer is not called for devices that another container has, and what a release
-// requires is proved when the last pod leaves; only device nodes that no other pod has been granted are looked for before.
+// that another one has for the same devices, and PreStartContainer is not called for devices that another container has. A release is proved when
+// the last pod leaves; before, openers are looked for only of device nodes that no other pod has been granted.
 //
 // A pod joins only while another pod with that claim has its grant on disk and has not ended. So no release command is running when it joins.
 // None starts until the join has succeeded or failed, which may take as long as the plugins of the pod's other resources: the pods that have the

@@ -31,7 +31,7 @@ func (a *Allocator) scheduleWriteLocked(in time.Duration) {
 	}
 }
 
-// writeLoop writes what no attempt writes: releases at once, and new pods without an assignment in batches.
+// writeLoop writes what no attempt writes: releases and falls at once, and new pods without an assignment in batches.
 func (a *Allocator) writeLoop(ctx context.Context) {
 	var released <-chan struct{}
 	if a.cfg.Releaser != nil {

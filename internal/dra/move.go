@@ -149,7 +149,8 @@ func (s *Slices) check() error {
 }
 
 // Sliced reports whether the scheduler may still choose devices of a resource from ResourceSlices, or has done so a moment ago: pods with such
-// claims may not be known yet. They may have left just before the start, or before the API server was away.
+// claims may not be known yet. It is true while a slice exists, for bindingTime after the last was seen to leave, and for bindingTime after the
+// first list: a slice may have left before. Before the first list it is true for listTime.
 func (s *Slices) Sliced(r device.ResourceName) bool {
 	is, left, listed := s.of(r)
 	if listed.IsZero() {

@@ -77,7 +77,7 @@
 //     container, and the kubelet retries after about 1 s, later every 10 to 15 s. A panic in a hook is an error too: a
 //     dropped connection would let the container start without its devices.
 //   - A container that asks for no device passes at once if its pod is known; an unknown pod is read from the API server before.
-//   - The hook calls no plugin. Its disk accesses are: a plugin pod's own directory, made for the pod's first container; the
+//   - The hook calls no plugin. CreateContainer's disk accesses are: a plugin pod's own directory, made for the pod's first container; the
 //     stat of what it injects, and the directory that it makes for a missing mount source; and the CDI specifications, if
 //     an answer has CDI devices and plain ones. If the host does not answer, the containers that need the source are
 //     refused, with the path in the message.

@@ -41,7 +41,7 @@
 // becomes Lost after the grace period.
 //
 // When the stream ends, the offer is Stale at once and Lost after the grace period. The registration dials back after 0.1 s, then after
-// pauses that double up to 5 s (two minutes for a plugin that has never listed and ends the stream itself), or a moment after the plugin's
+// pauses that double up to 5 s (two minutes for a list that has no room or a plugin that a rule refuses, or that ends its first stream without a list), or a moment after the plugin's
 // socket file is recreated. It waits for the file alone if there is no file, or if no process has listened there until the
 // offer was Lost.
 //
@@ -89,7 +89,7 @@
 // A socket belongs to one resource. If another resource is registered there, the former one loses the socket and is Stale,
 // then Lost, until a plugin registers it again.
 //
-// At plugins.maxResources the registry forgets the resource that has been Lost for the longest time, as "devmgrd forget"
+// At plugins.maxResources or plugins.maxTotalBytes, or a pod's quota, the registry forgets the resource that has been Lost for the longest time, as "devmgrd forget"
 // would: its records and its capacity on the Node. It keeps a resource that a pod has or names by a claim, or that has a cordoned device. Those with a
 // suspended device come later, and those that pods request last.
 //

@@ -27,7 +27,7 @@ const (
 	firstPause  = 100 * time.Millisecond // before dialling back
 	lastPause   = 5 * time.Second        // longest pause; it doubles up to this
 	unseenPause = time.Minute            // where no watch reports a recreated socket
-	refusePause = 2 * time.Minute        // after the plugin ended ListAndWatch without a list
+	refusePause = 2 * time.Minute        // after a refused list or plugin, or a first ListAndWatch that ended without a list
 	holdTime    = 5 * time.Second        // for the watcher to find a remembered plugin
 	growPause   = 10 * time.Second       // between two tries to make room for a plugin's new devices
 	courtesy    = 300 * time.Millisecond // for the plugin to register after it has created its socket

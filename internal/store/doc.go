@@ -25,7 +25,7 @@
 //	declaredCordons         the same, of the cordons that the Node's annotation declares
 //	falls                   made with the first device that becomes unhealthy
 //	    <resource name>     a bucket
-//	        <device ID>     JSON of device.Falls: when it became unhealthy, and until when it is suspended
+//	        <device ID>     JSON of device.Falls: when it became unhealthy, health.command's objection, and until when it is suspended
 //	places                  made with the first device outside the first pool of its resource
 //	    <resource name>     a bucket
 //	        <device ID>     the number of its pool in ResourceSlices, in decimal digits

@@ -14,8 +14,8 @@
 //	withheld     perhaps one in use under an ID that is not listed      Withhold            Withhold → free
 //	unusable     unhealthy or cordoned                                  Accept, SetListing  Accept, SetListing → free
 //
-// A device that a pod has, from held to quarantined, is taken. A taken device may be unusable, withheld or unlisted as well; then it is not free
-// when its pod leaves. Where several pods have a device by one claim, all of them have to leave. The Ledger does not distinguish held
+// Taken are held, assigned, releasing, busy and quarantined devices. When its pod leaves, a taken device becomes free only if it is also usable, listed
+// and not withheld. Where several pods have a device by one claim, all of them have to leave. The Ledger does not distinguish held
 // from assigned, as the allocator does: a hold whose commit has failed lasts until a later commit, for instance.
 //
 // A container may run with a device that another pod has. Then the two are in dispute (Conflicting): the device stays the other pod's, and is
