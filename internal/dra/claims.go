@@ -430,7 +430,10 @@ func (c *Claims) read(ctx context.Context, namespace, name string) (claim, error
 	if err != nil {
 		return claim{}, fmt.Errorf("reading ResourceClaim %s/%s: %w", namespace, name, err)
 	}
-	got := claim{uid: device.ClaimUID(object.UID), podClaim: object.Annotations[resourceapi.PodResourceClaimAnnotation], implicit: object.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true"}
+	got := claim{uid: device.ClaimUID(object.UID), implicit: object.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true"}
+	if by := object.Annotations[resourceapi.PodResourceClaimAnnotation]; isLabel(by) { // as in a pod's specification; the author of the claim may write any text
+		got.podClaim = by
+	}
 	for _, r := range object.Status.Allocation.Devices.Results {
 		if r.Driver == Driver {
 			got.results = append(got.results, result{r.Request, r.Pool, r.Device, r.AdminAccess != nil && *r.AdminAccess})

@@ -3,8 +3,10 @@ package dra
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -88,5 +90,42 @@ func TestServer_Metadata_AreWhatTheLibraryReads(t *testing.T) {
 	one, got = read("made-x7")
 	if one.Path != dir+"resourceclaimtemplates/made/a/devmgrd.io-metadata.json" || got.PodClaimName == nil || *got.PodClaimName != "made" || got.Requests[0].Name != "a/big" {
 		t.Errorf("%s has %+v", one.Path, got)
+	}
+}
+
+// The author of a claim may write any text into the annotation that names a template's claim. The path of the metadata and their size do not follow it.
+func TestMetadata_AnnotationIsNoName_PathAndSizeAreTheClaims(t *testing.T) {
+	t.Parallel()
+	w, c := newWorld(t)
+	var results []string
+	for i := range resourceapi.AllocationResultsMaxSize {
+		results = append(results, fmt.Sprintf("%s%02d/%s=%s/gpu:%s%02d", strings.Repeat("r", 61), i, strings.Repeat("s", 63), strings.Repeat("d", 200), strings.Repeat("x", 60), i))
+	}
+	w.allocate("c", results...)
+	for _, text := range []string{"../../../../../../etc/ssl", "..", "a/b", "A", strings.Repeat("\x01", 255<<10), strings.Repeat("x", 64)} {
+		w.claims["default/c"].Annotations = map[string]string{resourceapi.PodResourceClaimAnnotation: text}
+		of, err := c.read(t.Context(), "default", "c")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var devices []metadataDevice
+		for _, one := range of.results {
+			devices = append(devices, metadataDevice{one, newDescriber(t.TempDir(), t.TempDir()).once(device.DeviceStatus{Resource: gpu, Device: device.Device{ID: device.ID(one.device), NUMA: []int{1}}})})
+		}
+		files, err := newMetadataWriter().files("default", "c", of, devices)
+		if err != nil {
+			t.Fatal(err)
+		}
+		size := 0
+		for request, one := range files {
+			size += len(one.Path) + len(one.Text)
+			if want := metadata.ResourceClaimFilePath(Driver, "c", request); one.Path != want {
+				t.Fatalf("%.80q leads to %.200s", text, one.Path)
+			}
+		}
+		if len(files) != resourceapi.AllocationResultsMaxSize || size > 128<<10 {
+			t.Errorf("%.80q: %d requests have metadata of %d bytes", text, len(files), size)
+		}
+		t.Logf("%d bytes", size)
 	}
 }
