@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -72,12 +71,13 @@ type ClaimsConfig struct {
 // not been read yet is bound with a demand that waits for them (ClaimUnknown).
 type Claims struct {
 	ClaimsConfig
-	kick chan struct{}
+	kick  chan struct{} // has a token when a claim may have to be read
+	again chan struct{} // has a token when a pod waits that the last look at all pods may have missed
+	index index
 
-	mu      locks.Mutex[locks.Claims] // guards what follows; held while the Sink is called, never across I/O
+	mu      locks.Mutex[locks.Claims] // guards what follows; held while the Sink is called, never across I/O or while the index is used
 	pods    map[device.PodUID]*claimingPod
-	changed chan struct{} // closed when pods has changed
-	index   index
+	changed chan struct{}     // closed when pods has changed
 	uses    int               // of devices by containers of all pods
 	usesOf  map[string]int    // likewise, of a namespace's pods
 	turns   uint64            // of namespaces
@@ -87,10 +87,9 @@ type Claims struct {
 // A claimingPod is a pod of this node and what is known of its claims.
 type claimingPod struct {
 	demand   device.PodDemand                       // as the API server has it
-	claims   map[string]claim                       // by name, those that have been read
+	claims   map[string]*claim                      // by name, those that have been read
 	unread   []string                               // the names of the others; replaced, never edited
 	users    map[string]map[string]device.Container // the first container that uses a request of a claim, by the claim's name and the request
-	found    map[result]device.Key                  // the devices of results, once they have been listed
 	problem  string                                 // why the rest has not
 	tries    loops.Backoff                          // of reading them
 	due      time.Time                              // when to read next
@@ -99,13 +98,14 @@ type claimingPod struct {
 	uses     int                                    // of devices by containers
 }
 
-// A claim is what a ResourceClaim says of devices of this driver.
+// A claim is what a ResourceClaim says of devices of this driver. All pods of its namespace that have read the same keep one.
 type claim struct {
 	uid      device.ClaimUID
 	results  []result
-	podClaim string // as the pod's specification names it, if a template has made it; empty otherwise
-	implicit bool   // kube-scheduler has made it for a container's requests
-	// reserved are the pods for which the claim is reserved, and groups the names of the PodGroups.
+	devices  []device.Key // of the results; without a resource until it is listed, and then the same. Claims.mu guards them
+	podClaim string       // as the pod's specification names it, if a template has made it; empty otherwise
+	implicit bool         // kube-scheduler has made it for a container's requests
+	// reserved are the pods for which the claim is reserved, and groups the names of the PodGroups. Pods do not keep them.
 	reserved []device.PodUID
 	groups   []string
 }
@@ -114,6 +114,23 @@ type claim struct {
 // the kubelet and the scheduler do (resourceclaim.IsReservedForPod).
 func (c claim) isFor(d device.PodDemand) bool {
 	return slices.Contains(c.reserved, d.Pod.UID) || d.Group != "" && slices.Contains(c.groups, d.Group)
+}
+
+// same reports whether a claim has been read with the same results.
+func (c claim) same(now claim) bool { return c.uid == now.uid && slices.Equal(c.results, now.results) }
+
+// lists takes the devices of the results that have not been listed before.
+func (c *claim) lists(devices []device.Key) {
+	for i, d := range devices {
+		if c.devices[i].Resource == "" {
+			c.devices[i] = d
+		}
+	}
+}
+
+// unlisted reports whether the device of a result has not been listed yet.
+func (c *claim) unlisted() bool {
+	return slices.ContainsFunc(c.devices, func(d device.Key) bool { return d.Resource == "" })
 }
 
 // has reports whether the scheduler has chosen devices of this driver for a request of the claim; an empty request means any.
@@ -164,7 +181,7 @@ func (r result) base() string {
 // NewClaims returns Claims. Run makes them read.
 func NewClaims(c ClaimsConfig) *Claims {
 	return &Claims{
-		ClaimsConfig: c, kick: make(chan struct{}, 1), pods: map[device.PodUID]*claimingPod{}, changed: make(chan struct{}),
+		ClaimsConfig: c, kick: make(chan struct{}, 1), again: make(chan struct{}, 1), pods: map[device.PodUID]*claimingPod{}, changed: make(chan struct{}),
 		index: index{node: c.NodeName, plugins: c.Plugins, pool: c.Pool}, usesOf: map[string]int{}, last: map[string]uint64{},
 	}
 }
@@ -225,7 +242,7 @@ func (c *Claims) Changed() <-chan struct{} {
 }
 
 func newClaimingPod() *claimingPod {
-	return &claimingPod{claims: map[string]claim{}, found: map[result]device.Key{}, tries: loops.Backoff{First: firstRead, Last: lastRead}}
+	return &claimingPod{claims: map[string]*claim{}, tries: loops.Backoff{First: firstRead, Last: lastRead}}
 }
 
 func (c *Claims) changedLocked() {
@@ -250,6 +267,7 @@ func (c *Claims) readInTurn(ctx context.Context) {
 			c.readPod(ctx, pod, names)
 			continue
 		}
+		c.index.drop() // it may be large
 		due := loops.At(next)
 		select {
 		case <-ctx.Done():
@@ -276,7 +294,6 @@ func (c *Claims) turn(now time.Time) (pod device.PodDemand, names []string, next
 	}
 	if first == nil {
 		clear(c.last)
-		c.index.drop() // it may be large
 		return device.PodDemand{}, nil, next
 	}
 	c.turns++
@@ -293,18 +310,46 @@ func (c *Claims) compareLocked(a, b *claimingPod) int {
 // readPod reads claims of a pod, and binds it again.
 func (c *Claims) readPod(ctx context.Context, pod device.PodDemand, names []string) {
 	got, err := c.readAll(ctx, pod, names)
+	for name, one := range got {
+		one.devices = c.index.find(one.results)
+		got[name] = one
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := c.pods[pod.Pod.UID]
 	if p == nil {
 		return
 	}
-	p.learn(got)
 	p.problem = ""
 	if err != nil {
 		p.problem, p.due = err.Error(), time.Now().Add(p.tries.Next())
 	}
+	kept := map[string]*claim{}
+	for name, one := range got {
+		kept[name] = c.keptLocked(pod.Pod.Namespace, name, one)
+	}
+	c.learnLocked(p, kept)
+}
+
+// keptLocked returns a claim that has been read as pods keep it.
+func (c *Claims) keptLocked(namespace, name string, now claim) *claim {
+	for _, p := range c.pods {
+		if kept := p.claims[name]; kept != nil && p.demand.Pod.Namespace == namespace && kept.same(now) {
+			kept.lists(now.devices)
+			return kept
+		}
+	}
+	now.reserved, now.groups = nil, nil
+	return &now
+}
+
+// learnLocked has a pod keep claims, and binds it again. The lists may have changed since their devices were looked for.
+func (c *Claims) learnLocked(p *claimingPod, kept map[string]*claim) {
+	p.learn(kept)
 	c.rebindLocked(p)
+	if p.waits {
+		loops.Signal(c.again)
+	}
 }
 
 // follow looks again for devices that pods wait for.
@@ -317,6 +362,7 @@ func (c *Claims) follow(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-updated:
+		case <-c.again:
 		case <-c.NodeChanged:
 		}
 		select {
@@ -336,10 +382,26 @@ func afterLook(began time.Time) <-chan time.Time {
 func (c *Claims) look() {
 	c.mu.Lock()
 	var waiting []device.PodUID
+	unlisted := map[*claim][]device.Key{}
 	for uid, p := range c.pods {
-		if p.waits {
-			waiting = append(waiting, uid)
+		if !p.waits {
+			continue
 		}
+		waiting = append(waiting, uid)
+		for _, one := range p.claims {
+			if one.unlisted() {
+				unlisted[one] = nil
+			}
+		}
+	}
+	c.mu.Unlock()
+	for one := range unlisted {
+		unlisted[one] = c.index.find(one.results)
+	}
+	c.index.drop()
+	c.mu.Lock()
+	for one, devices := range unlisted {
+		one.lists(devices)
 	}
 	c.mu.Unlock()
 	for _, uid := range waiting {
@@ -347,11 +409,6 @@ func (c *Claims) look() {
 		if p := c.pods[uid]; p != nil && p.waits {
 			c.rebindLocked(p)
 		}
-		c.mu.Unlock()
-	}
-	if len(waiting) > 0 {
-		c.mu.Lock()
-		c.index.drop()
 		c.mu.Unlock()
 	}
 }
@@ -388,8 +445,8 @@ func (p *claimingPod) take(d device.PodDemand) {
 }
 
 // learn takes claims that have been read.
-func (p *claimingPod) learn(got map[string]claim) {
-	maps.Copy(p.claims, got)
+func (p *claimingPod) learn(kept map[string]*claim) {
+	maps.Copy(p.claims, kept)
 	p.unread = slices.DeleteFunc(slices.Clone(p.unread), func(name string) bool { _, read := p.claims[name]; return read })
 }
 
@@ -454,44 +511,82 @@ func (c *Claims) read(ctx context.Context, namespace, name string) (claim, error
 // been created again or its devices have been chosen again.
 func (c *Claims) renew(namespace, name string, now claim) {
 	c.mu.Lock()
+	needed := len(c.lackingLocked(namespace, name, now)) > 0
+	c.mu.Unlock()
+	if !needed {
+		return
+	}
+	now.devices = c.index.find(now.results)
+	c.index.drop()
+	c.mu.Lock()
 	defer c.mu.Unlock()
+	kept := map[string]*claim{name: c.keptLocked(namespace, name, now)}
+	for _, p := range c.lackingLocked(namespace, name, now) {
+		c.learnLocked(p, kept)
+	}
+}
+
+// lackingLocked returns the pods for which a claim is reserved and that have not read it, or have read another one or other results.
+func (c *Claims) lackingLocked(namespace, name string, now claim) (all []*claimingPod) {
 	for _, p := range c.pods {
 		if p.demand.Pod.Namespace != namespace || !now.isFor(p.demand) {
 			continue
 		}
-		before, read := p.claims[name]
-		if slices.Contains(p.unread, name) || read && (before.uid != now.uid || !slices.Equal(before.results, now.results)) {
-			p.learn(map[string]claim{name: now})
-			c.rebindLocked(p)
+		if before := p.claims[name]; before == nil && slices.Contains(p.unread, name) || before != nil && !before.same(now) {
+			all = append(all, p)
 		}
 	}
-}
-
-// devices returns the devices of a claim in its order. Those that no plugin lists have no resource.
-func (c *Claims) devices(of claim) (all []device.DeviceStatus) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, one := range of.results {
-		chosen, _ := c.index.find(one)
-		all = append(all, device.DeviceStatus{Resource: chosen.Resource, Device: c.index.device(chosen)})
-	}
-	c.index.drop()
 	return all
 }
 
-// known returns the claims of pods that have been read, with the namespaces of the pods.
-func (c *Claims) known() map[types.NamespacedName]claim {
+// devices returns the devices of a claim in its order, as its pods have them. Those that no plugin has listed have no resource.
+func (c *Claims) devices(namespace, name string, of claim) []device.DeviceStatus {
+	all := make([]device.DeviceStatus, len(of.results))
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	all := map[types.NamespacedName]claim{}
 	for _, p := range c.pods {
-		for name, one := range p.claims {
-			if len(one.results) > 0 {
-				all[types.NamespacedName{Namespace: p.demand.Pod.Namespace, Name: name}] = one
+		if kept := p.claims[name]; kept != nil && p.demand.Pod.Namespace == namespace && kept.same(of) {
+			for i, d := range kept.devices {
+				all[i].Resource, all[i].ID = d.Resource, d.ID
 			}
+			break
+		}
+	}
+	c.mu.Unlock()
+	offers := c.Plugins.Offers()
+	for i, d := range all {
+		list := offers[d.Resource].Inventory.Devices
+		if at, listed := slices.BinarySearchFunc(list, d.ID, func(d device.Device, id device.ID) int { return device.CompareIDs(d.ID, id) }); listed {
+			all[i].Device = list[at]
 		}
 	}
 	return all
+}
+
+// known returns the claims that pods keep, with their namespaces and names, each reserved for these pods.
+func (c *Claims) known() map[device.ClaimUID]namedClaim {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := map[device.ClaimUID]namedClaim{}
+	for uid, p := range c.pods {
+		for name, kept := range p.claims {
+			if len(kept.results) == 0 {
+				continue
+			}
+			one, there := all[kept.uid]
+			if !there {
+				one = namedClaim{*kept, p.demand.Pod.Namespace, name}
+			}
+			one.reserved = append(one.reserved, uid)
+			all[kept.uid] = one
+		}
+	}
+	return all
+}
+
+// A namedClaim is a claim with its namespace and name.
+type namedClaim struct {
+	claim
+	namespace, name string
 }
 
 // users returns a container of each of this node's pods that use devices of a claim. unused is a pod for which the claim is reserved and of which no

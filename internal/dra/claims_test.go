@@ -42,6 +42,7 @@ type world struct {
 	node    chan struct{}
 	unread  bool   // the Node
 	answers func() // before the API server does; nil: at once
+	asked   func() // when the plugins' lists are read; nil: nothing
 	needs   map[device.ResourceName]bool
 	bound   map[device.PodUID]device.PodDemand
 }
@@ -126,6 +127,9 @@ func (w *world) list(r device.ResourceName, ids ...device.ID) {
 }
 
 func (w *world) Offers() map[device.ResourceName]device.Offer {
+	if w.asked != nil {
+		w.asked()
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.walks++
@@ -593,13 +597,13 @@ func TestClaims_NamesOfPools(t *testing.T) {
 	w, c := newWorld(t)
 	w.devices = map[device.ResourceName][]device.ID{gpu: {"GPU-1"}, "a.example/GPU_big": {"GPU-1"}}
 	for _, r := range []device.ResourceName{gpu, "a.example/GPU_big"} {
-		if got, known := c.index.find(result{pool: PoolName("n1", r, 3), device: Name("GPU-1")}); !known || got != (device.Key{Resource: r, ID: "GPU-1"}) {
-			t.Errorf("%s: %v, %v", r, got, known)
+		if got := c.index.find([]result{{pool: PoolName("n1", r, 3), device: Name("GPU-1")}}); got[0] != (device.Key{Resource: r, ID: "GPU-1"}) {
+			t.Errorf("%s: %v", r, got)
 		}
 	}
 	for _, pool := range []string{"", "0", "n1/a.example/gpu", "n2/a.example/gpu/0", "n1/a.example/gpu/00", "n1/a.example/gpu/-0"} {
-		if _, known := c.index.find(result{pool: pool, device: Name("GPU-1")}); known {
-			t.Errorf("pool %q is found", pool)
+		if got := c.index.find([]result{{pool: pool, device: Name("GPU-1")}}); got[0] != (device.Key{}) {
+			t.Errorf("pool %q is found: %v", pool, got)
 		}
 	}
 }
@@ -714,6 +718,122 @@ func TestClaims_KubeletAsksFirst_PodHasItsDevicesAtOnce(t *testing.T) {
 		c.renew("default", "unused", got)
 		if len(c.known()) != 1 {
 			t.Errorf("claims %v are known", c.known())
+		}
+	})
+}
+
+// A tenant's claims have long texts in an annotation, and are reserved for many pods, which all name all of them: memory has each claim once, and neither text nor pods.
+func TestClaims_ManyPodsNameTheSame_AreKeptOnce(t *testing.T) {
+	t.Parallel()
+	const pods, claims = 8, 64
+	runClaims(t, func(w *world, c *Claims) {
+		w.list(gpu, "1", "2")
+		var uids []device.PodUID
+		for i := range pods {
+			uids = append(uids, device.PodUID(fmt.Sprint("p", i)))
+		}
+		names := ""
+		for i := range claims {
+			name := fmt.Sprint("c", i)
+			w.allocate(name, "a=a.example/gpu:1")
+			if i%2 == 0 {
+				w.allocate(name) // of another driver
+			}
+			w.claims["default/"+name].Annotations = map[string]string{resourceapi.PodResourceClaimAnnotation: strings.Repeat("x", 4<<10)}
+			w.reserve(name, uids...)
+			names += " " + name
+		}
+		for _, uid := range uids {
+			c.Bind(demand(uid, "main"+names))
+		}
+		w.expect("p0", "main gpu:[1] uncounted 1")
+		got, err := c.read(context.Background(), "default", "c1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.renew("default", "c1", got)
+		first, bytes := map[*result]bool{}, 0
+		for _, p := range c.pods {
+			for _, one := range p.claims {
+				bytes += len(one.podClaim)
+				for _, uid := range one.reserved {
+					bytes += len(uid)
+				}
+				if len(one.results) > 0 {
+					first[&one.results[0]] = true
+				}
+			}
+		}
+		if bytes > 0 || len(first) != claims/2 {
+			t.Errorf("%d pods keep %d copies of the results of %d claims, and %d bytes of the authors' texts and of other pods", pods, len(first), claims/2, bytes)
+		}
+		for _, one := range c.known() {
+			if users, _, _ := c.users("default", "c1", one.claim); len(users) != pods {
+				t.Fatalf("%d pods of %d are known to use a claim", len(users), pods)
+			}
+		}
+	})
+}
+
+// The names of all devices of a plugin are computed to find one. The watch of the pods and hooks wait for the lock of the claims, and not for that.
+func TestClaims_DevicesAreLookedFor_LockIsFree(t *testing.T) {
+	t.Parallel()
+	runClaims(t, func(w *world, c *Claims) {
+		asked := 0
+		w.asked = func() {
+			asked++
+			c.Changed() // takes the lock
+		}
+		step := func(what, pod string) {
+			t.Helper()
+			w.expect("p", pod)
+			if asked == 0 {
+				t.Errorf("%s: nothing was looked for", what)
+			}
+			asked = 0
+		}
+		w.allocate("c", "a=a.example/gpu:1")
+		c.Bind(demand("p", "main c"))
+		step("read", "main DeviceGone")
+		w.list(gpu, "1", "2")
+		step("listed", "main gpu:[1] uncounted 1")
+		w.allocate("c", "a=a.example/gpu:2")
+		got, err := c.read(context.Background(), "default", "c")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.renew("default", "c", got)
+		step("chosen again", "main gpu:[2] uncounted 1")
+		if is := c.health(); len(is) != 1 || is[result{pool: PoolName("n1", gpu, 0), device: "2"}] == (reported{}) {
+			t.Errorf("the kubelet hears of %v: the pod has device 2 and no other", is)
+		}
+	})
+}
+
+// The kubelet has a claim prepared once, for the containers of all pods: also of those requests that only a later pod uses, and whose devices are listed later.
+func TestClaims_RequestThatNoContainerUses_DeviceIsFound(t *testing.T) {
+	t.Parallel()
+	runClaims(t, func(w *world, c *Claims) {
+		w.list(gpu, "1")
+		w.allocate("c", "a=a.example/gpu:1", "b=a.example/nic:x")
+		c.Bind(demand("p", "main c/a"))
+		w.expect("p", "main gpu:[1] uncounted 1")
+		got, err := c.read(context.Background(), "default", "c")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []device.ResourceName{"", nic, nic} {
+			time.Sleep(lookPause)
+			synctest.Wait()
+			if all := c.devices("default", "c", got); len(all) != 2 || all[0].Resource != gpu || all[1].Resource != want {
+				t.Errorf("devices %v, want one of %q", all, want)
+			}
+			switch want {
+			case "":
+				w.list(nic, "x")
+			default:
+				w.list(nic) // the plugin starts again: the pod has its device all the same
+			}
 		}
 	})
 }

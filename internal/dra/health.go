@@ -70,11 +70,18 @@ type reported struct {
 // health returns the health of the devices that pods of this node have by claims.
 func (c *Claims) health() map[result]reported {
 	c.mu.Lock()
-	chosen := map[result]device.Key{}
+	chosen, seen := map[result]device.Key{}, map[*claim]bool{}
 	for _, p := range c.pods {
-		for one, d := range p.found {
-			one.request, one.admin = "", false
-			chosen[one] = d
+		for _, of := range p.claims {
+			if seen[of] {
+				continue
+			}
+			seen[of] = true
+			for i, one := range of.results {
+				if d := of.devices[i]; d.Resource != "" {
+					chosen[result{pool: one.pool, device: one.device}] = d
+				}
+			}
 		}
 	}
 	c.mu.Unlock()

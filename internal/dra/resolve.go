@@ -38,6 +38,9 @@ func (c *Claims) resolveLocked(p *claimingPod) {
 			p.resolved.Demands = append(p.resolved.Demands, d)
 		}
 	}
+	for _, one := range p.claims {
+		p.waits = p.waits || one.unlisted() // also where no container of this pod uses the device
+	}
 }
 
 // countLocked sets how many devices a pod's containers use.
@@ -55,9 +58,11 @@ func (c *Claims) countLocked(p *claimingPod, uses int) {
 func (p *claimingPod) devices() (n int) {
 	for _, d := range p.demand.Demands {
 		for _, use := range d.Claims {
-			for _, one := range p.claims[use.Claim].results {
-				if one.of(use.Request) {
-					n++
+			if of := p.claims[use.Claim]; of != nil {
+				for _, one := range of.results {
+					if one.of(use.Request) {
+						n++
+					}
 				}
 			}
 			if n > maxPodUses {
@@ -83,7 +88,7 @@ func (c *Claims) resolveContainer(p *claimingPod, d device.Demand) device.Demand
 		known, read := p.claims[use.Claim]
 		switch {
 		case read:
-			r.add(&c.index, use, known)
+			r.add(use, known)
 		case use.Claim == "":
 			r.block(device.ClaimUnknown, "a ResourceClaim of the pod has not been made yet")
 		case p.problem == "":
@@ -118,33 +123,18 @@ func (r *resolution) wait(why device.Reason, format string, args ...any) {
 }
 
 // add adds the devices of a claim that a container uses.
-func (r *resolution) add(listed *index, use device.ClaimUse, of claim) {
-	for _, one := range of.results {
-		switch {
+func (r *resolution) add(use device.ClaimUse, of *claim) {
+	for i, one := range of.results {
+		switch chosen := of.devices[i]; {
 		case !one.of(use.Request):
 		case one.admin:
 			r.block(device.NoClaim, "ResourceClaim %s has adminAccess, which devmgrd does not offer", use.Claim)
+		case chosen.Resource == "":
+			r.wait(device.DeviceGone, "the scheduler has chosen device %s of pool %s in ResourceClaim %s, which no device plugin lists", one.device, one.pool, use.Claim)
 		default:
-			if chosen, known := r.pod.find(listed, one); known {
-				r.addDevice(use, of.uid, one, chosen)
-			} else {
-				r.wait(device.DeviceGone, "the scheduler has chosen device %s of pool %s in ResourceClaim %s, which no device plugin lists", one.device, one.pool, use.Claim)
-			}
+			r.addDevice(use, of.uid, one, chosen)
 		}
 	}
-}
-
-// find returns the device of a result. Once listed, it stays that device.
-func (p *claimingPod) find(listed *index, one result) (chosen device.Key, known bool) {
-	chosen, known = p.found[one]
-	if known {
-		return chosen, true
-	}
-	chosen, known = listed.find(one)
-	if known {
-		p.found[one] = chosen
-	}
-	return chosen, known
 }
 
 func (r *resolution) addDevice(use device.ClaimUse, claim device.ClaimUID, one result, chosen device.Key) {

@@ -344,7 +344,7 @@ func (s *Server) write(ctx context.Context, namespace, name string, of claim, un
 	c := cdi.Claim{UID: of.uid, Users: s.Claims.containers(namespace, name, of), Untold: untold}
 	describer := newDescriber(cmp.Or(s.Sysfs, "/sys"), cmp.Or(s.Procfs, "/proc"))
 	var described []metadataDevice
-	for i, d := range s.Claims.devices(of) {
+	for i, d := range s.Claims.devices(namespace, name, of) {
 		one := metadataDevice{result: of.results[i]}
 		c.Devices = append(c.Devices, cdi.Device{Request: one.base(), Name: one.device, Resource: d.Resource, ID: d.ID})
 		if d.Resource != "" && !of.implicit { // it reads files of the host
@@ -369,11 +369,11 @@ func (s *Server) rewrite(ctx context.Context) {
 		var next time.Time
 		before := since
 		since = map[device.ClaimUID]time.Time{}
-		for of, one := range s.Claims.known() {
+		for _, one := range s.Claims.known() {
 			if !s.Files.Missing(one.requests()) {
 				continue
 			}
-			users, _, _ := s.Claims.users(of.Namespace, of.Name, one)
+			users, _, _ := s.Claims.users(one.namespace, one.name, one.claim)
 			if !slices.ContainsFunc(users, func(user device.Container) bool { return s.Allocator.Readiness(user).State == device.Ready }) {
 				continue
 			}
@@ -382,7 +382,7 @@ func (s *Server) rewrite(ctx context.Context) {
 				began = time.Now()
 			}
 			if time.Since(began) >= s.rewriteTime {
-				if _, err := s.write(ctx, of.Namespace, of.Name, one, true); err == nil {
+				if _, err := s.write(ctx, one.namespace, one.name, one.claim, true); err == nil {
 					continue
 				}
 				began = time.Now() // the error is logged

@@ -14,6 +14,7 @@ type place interface{ place() int }
 type (
 	RuntimeReports  struct{} // of nri's connection: a report to the allocator
 	HistoryRecorder struct{} // history.Recorder.mu: it looks at the allocator
+	Index           struct{} // dra.index.mu: devices' names are computed; never taken with a pod's lock held
 	PodsStore       struct{} // pods.store.mu: the Sink
 	Claims          struct{} // dra.Claims.mu: the Sink
 	CommitPods      struct{} // allocator.commitMu: the Store
@@ -33,17 +34,18 @@ type (
 
 func (RuntimeReports) place() int  { return 1 }
 func (HistoryRecorder) place() int { return 2 }
-func (PodsStore) place() int       { return 3 }
-func (Claims) place() int          { return 4 }
-func (CommitPods) place() int      { return 5 }
-func (Offers) place() int          { return 6 }
-func (CommitPlugins) place() int   { return 7 }
-func (PluginDirectory) place() int { return 8 }
-func (Allocator) place() int       { return 9 }
-func (Registry) place() int        { return 10 }
-func (Publisher) place() int       { return 11 }
-func (CDIFiles) place() int        { return 12 }
-func (HistoryFile) place() int     { return 13 }
-func (StateFile) place() int       { return 14 }
-func (Proofs) place() int          { return 15 }
-func (Leaf) place() int            { return 16 }
+func (Index) place() int           { return 3 }
+func (PodsStore) place() int       { return 4 }
+func (Claims) place() int          { return 5 }
+func (CommitPods) place() int      { return 6 }
+func (Offers) place() int          { return 7 }
+func (CommitPlugins) place() int   { return 8 }
+func (PluginDirectory) place() int { return 9 }
+func (Allocator) place() int       { return 10 }
+func (Registry) place() int        { return 11 }
+func (Publisher) place() int       { return 12 }
+func (CDIFiles) place() int        { return 13 }
+func (HistoryFile) place() int     { return 14 }
+func (StateFile) place() int       { return 15 }
+func (Proofs) place() int          { return 16 }
+func (Leaf) place() int            { return 17 }
