@@ -270,6 +270,11 @@ func (p *Publisher) confirmRemoved(retired []device.ResourceName) error {
 	if err := p.cfg.View.ResourcesRemoved(retired); err != nil {
 		return fmt.Errorf("recording that the node no longer shows %v: %w", retired, err)
 	}
+	p.mu.Lock()
+	for _, r := range retired {
+		delete(p.uncounted, r) // the state file has dropped it already
+	}
+	p.mu.Unlock()
 	p.cfg.Log.Info("forgotten resources removed from node", "resources", retired)
 	return nil
 }

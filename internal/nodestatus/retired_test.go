@@ -3,6 +3,8 @@ package nodestatus_test
 import (
 	"errors"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube/kubetest"
@@ -74,4 +76,30 @@ func TestRetired_AfterAPatchWithoutAnswer_IsRemoved(t *testing.T) {
 	untilShows(t, api, map[string]string{})
 	kubetest.Until(t, "the view has been told", func() bool { return len(v.Resources().Retired) == 0 })
 	untilShows(t, api, map[string]string{})
+}
+
+// Resources that a pattern of dra.resources matches come, are taken off the Node, and are forgotten: nothing is remembered of them.
+func TestRetired_ClaimedResource_TimeIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const old, stays device.ResourceName = "a.example/old", "a.example/stays"
+		api := kubetest.NewInMemory(t)
+		theirs := map[string]string{string(old): "1", string(stays): "1"}
+		api.Put(node(theirs, theirs))
+		v := newView(quantities{old: 1, stays: 1})
+		p := publishClaimed(t, api, v, nil)
+		check := func(when string, want map[device.ResourceName]bool) {
+			t.Helper()
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			for r, remembered := range want {
+				if since, uncounted, _ := p.Uncounted(r); !uncounted || since.IsZero() == remembered {
+					t.Errorf("%s: %s was taken off at %v, off the Node: %v", when, r, since, uncounted)
+				}
+			}
+		}
+		check("listed", map[device.ResourceName]bool{old: true, stays: true})
+		v.set(quantities{stays: 1})
+		v.retire(nil, old)
+		check("forgotten", map[device.ResourceName]bool{old: false, stays: true})
+	})
 }
