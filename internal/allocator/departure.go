@@ -65,6 +65,8 @@ type Releaser interface {
 	Release(device.Departure) *device.Release
 	// Forget ends a proof: the devices have been released, or the pod may use them again.
 	Forget(device.PodUID)
+	// ForgetResource forgets a resource of which no pod has devices.
+	ForgetResource(device.ResourceName)
 	// Running reports whether a command for the pod's devices runs, also after Forget, which stops it.
 	Running(device.PodUID) bool
 	// Changed has a value when Release may return something else.

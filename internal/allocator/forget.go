@@ -80,6 +80,9 @@ func (a *Allocator) forget(r device.ResourceName, displaces bool) (lifted []devi
 	a.retired[r] = true
 	a.cordonsChangedLocked([]device.Cordon{{Resource: r}})
 	a.metrics.forget(r)
+	if a.cfg.Releaser != nil {
+		a.cfg.Releaser.ForgetResource(r)
+	}
 	a.pruneLocked(r)
 	a.cfg.Log.Info("resource forgotten", "resource", r, "uncordoned", len(lifted))
 	return lifted, nil

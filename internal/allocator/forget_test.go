@@ -329,3 +329,20 @@ func TestDisplace_ManyAreToBeTakenOffTheNode_IsRefused(t *testing.T) {
 		}
 	})
 }
+
+// What proves devices free forgets a resource with the allocator.
+func TestForget_Releaser_ForgetsTheResource(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.RuntimeSynced(nil, nil)
+		r.plugins.stock(gpu, 1)
+		r.plugins.lose(gpu)
+		r.check()
+		if _, err := r.Forget(gpu); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(r.releaser.dropped, []device.ResourceName{gpu}) {
+			t.Errorf("forgotten are %v", r.releaser.dropped)
+		}
+	}, gated)
+}

@@ -22,6 +22,7 @@ type releaser struct {
 	forgets  int                    // proofs in progress that were ended
 	running  map[device.PodUID]bool // commands
 	proves   func(device.Departure)
+	dropped  []device.ResourceName
 }
 
 func gated(r *harness) {
@@ -51,6 +52,12 @@ func (g *releaser) Forget(uid device.PodUID) {
 		g.forgets++
 	}
 	delete(g.departed, uid)
+}
+
+func (g *releaser) ForgetResource(r device.ResourceName) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.dropped = append(g.dropped, r)
 }
 
 func (g *releaser) Running(uid device.PodUID) bool {

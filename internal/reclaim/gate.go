@@ -105,7 +105,6 @@ type Gate struct {
 	wake    chan struct{}
 	work    sync.WaitGroup
 	turns   units.Turns
-	blind   map[device.ResourceName]bool // resources whose grants name no device node of their own; for Run's goroutine alone
 	networks
 
 	neighbours Neighbours // of Run
@@ -116,6 +115,7 @@ type Gate struct {
 	commands map[device.ResourceName]bool // whose command runs
 	running  map[device.PodUID]int        // how many commands run for the devices of a pod; several after Forget
 	looked   bool                         // left is known
+	blind    map[device.ResourceName]bool // resources whose grants name no device node of their own
 	left     map[string]bool              // units of commands that an earlier process of devmgrd has left, until they have ended
 	closed   bool
 }
@@ -211,6 +211,14 @@ func (g *Gate) Forget(uid device.PodUID) {
 		p.forget()
 		delete(g.proofs, uid)
 	}
+}
+
+// ForgetResource forgets a resource of which no pod has devices.
+func (g *Gate) ForgetResource(r device.ResourceName) {
+	g.metrics.forget(r)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.blind, r)
 }
 
 // forgetAll ends all proofs, and what watches processes for them.
@@ -452,12 +460,20 @@ func (g *Gate) own(ctx context.Context, p *proof, shared func(node string) bool)
 				all[openers.Device{Block: n.Kind == "b", Major: uint32(n.Major), Minor: uint32(n.Minor)}] = n.Path
 			}
 		}
-		if !found && len(s.IDs) > 0 && !g.blind[s.Resource] {
-			g.blind[s.Resource] = true
+		if !found && len(s.IDs) > 0 && g.firstBlind(s.Resource) {
 			g.Log.Warn("release.check: openers proves nothing: grants of the resource name no device node of their own", "resource", s.Resource, "pod", p.Pod.String())
 		}
 	}
 	return all, nil
+}
+
+// firstBlind records that a resource's grants name no device node of their own, and reports whether that is new.
+func (g *Gate) firstBlind(r device.ResourceName) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	was := g.blind[r]
+	g.blind[r] = true
+	return !was
 }
 
 // ignored returns a function that reports whether a process may keep devices open. A user's process may run any executable with code of its

@@ -764,3 +764,36 @@ func TestSearch_VeryManyFilesOfSomePods_NextSearchComesSoon(t *testing.T) {
 		}
 	})
 }
+
+// A resource is forgotten once no pod has its devices: so are its series and what has been logged of it.
+func TestForgetResource_SeriesAreDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		registry := prometheus.NewRegistry()
+		series := func() (n int) {
+			all, err := registry.Gather()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range all {
+				if f.GetName() == "devmgrd_release_commands_total" {
+					n = len(f.GetMetric())
+				}
+			}
+			return n
+		}
+		w := &world{outcome: func(string) (units.Outcome, error) { return units.Outcome{}, nil }}
+		g := start(t, w, commands("/reset"), func(c *Config) { c.Metrics = registry })
+		g.firstBlind(gpu)
+		g.Release(gone("a", gpu, 1))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := series(); n != 1 {
+			t.Fatalf("%d series after a command", n)
+		}
+		g.Forget("a")
+		g.ForgetResource(gpu)
+		if n := series(); n != 0 || len(g.blind) > 0 {
+			t.Errorf("%d series, and %v, are left", n, g.blind)
+		}
+	})
+}

@@ -33,6 +33,11 @@ func (m *metrics) searched(s openers.Scan) {
 	m.cpu.Add(s.CPU.Seconds())
 }
 
+// forget deletes a resource's series.
+func (m *metrics) forget(r device.ResourceName) {
+	m.commands.DeletePartialMatch(prometheus.Labels{"resource": string(r)})
+}
+
 func (m *metrics) commanded(r device.ResourceName, err error, again bool) {
 	result := "free"
 	switch {
