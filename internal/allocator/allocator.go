@@ -202,10 +202,10 @@ type outOfService struct {
 type falling struct {
 	flapping       map[device.ResourceName]*flapping.Log
 	downturns      map[device.ResourceName]*downturn
-	falls          uint64                // number of changes of records so far
-	unsavedFalls   map[device.Key]uint64 // devices whose records are not on disk, by the number of their latest changes
-	fallsErr       bool                  // the latest write of them has failed
-	suspensionsDue time.Time             // when a suspension ends or a record expires; zero: not known
+	falls          uint64                            // number of changes of records so far
+	unsavedFalls   map[device.Key]uint64             // devices whose records are not on disk, by the number of their latest changes
+	fallsErr       bool                              // the latest write of them has failed
+	suspensionsDue map[device.ResourceName]time.Time // when a suspension of a resource ends or a record expires; zero: none does; missing: something has changed
 }
 
 // New returns an Allocator with the state file's content. Run starts it.
@@ -230,7 +230,7 @@ func New(c Config) *Allocator {
 		runtimeReport: runtimeReport{running: containers.Containers{}},
 		writes:        writes{unsaved: map[device.PodUID]*pod{}},
 		outOfService:  outOfService{cordons: device.Cordons{}, declared: device.Cordons{}, suspended: device.Cordons{}, inForce: device.Cordons{}},
-		falling:       falling{flapping: map[device.ResourceName]*flapping.Log{}, downturns: map[device.ResourceName]*downturn{}, unsavedFalls: map[device.Key]uint64{}},
+		falling:       falling{flapping: map[device.ResourceName]*flapping.Log{}, downturns: map[device.ResourceName]*downturn{}, unsavedFalls: map[device.Key]uint64{}, suspensionsDue: map[device.ResourceName]time.Time{}},
 	}
 	a.ledger = ledger.New(ledgerView{a}, c.FailUnlisted, c.Log)
 	for _, r := range c.Retired {
@@ -277,8 +277,8 @@ func (a *Allocator) Run(ctx context.Context) error {
 	}
 }
 
-// refresh takes over changed offers and drops withdrawn ones. It makes listings without the lock: a listing of 50 000 devices
-// would delay the runtime's look-ups.
+// refresh takes over changed offers and drops withdrawn ones. It makes listings without the lock, and lets go of the lock between two resources: a
+// listing of 50 000 devices, or many that change, would delay the runtime's look-ups.
 func (a *Allocator) refresh() {
 	type news struct {
 		offer   device.Offer
@@ -306,26 +306,27 @@ func (a *Allocator) refresh() {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	dropped := a.retractLocked(offers)
-	if len(fresh) == 0 && !dropped {
-		return
+	if a.retractLocked(offers) {
+		a.changedLocked()
 	}
 	for r, n := range fresh {
+		a.mu.Unlock() // let the runtime's questions in
+		a.mu.Lock()
 		resource := a.ledger.Of(r)
 		if n.offer.State == device.Serving { // the plugin's new record removes the state file's note
 			delete(a.retired, r)
 		}
 		back := n.offer.State == device.Serving && (!resource.Offered() || resource.Offer().State != device.Serving || resource.Offer().Session != n.offer.Session)
 		if back { // another process of the plugin may grant what the last one has refused
-			a.suspensionsDue = time.Time{}
+			delete(a.suspensionsDue, r)
 		}
 		changed := a.ledger.Accept(r, n.offer, n.listing, n.changed)
 		a.refreshCordonsLocked(r) // a device may have been cordoned meanwhile
 		a.examineLocked(r, changed)
 		a.fellLocked(r, n.fallen, n.before, time.Now())
 		a.wakeLocked(r, back)
+		a.changedLocked()
 	}
-	a.changedLocked()
 }
 
 // serve assigns devices to every queued pod or makes it wait with a reason, oldest pod first. It returns the next time at which

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"testing"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -301,4 +303,14 @@ func (a *Allocator) Hold() (end func()) {
 // StillBroken is what the notifier asks of a failed device.
 func (a *Allocator) StillBroken(uid device.PodUID, r device.ResourceName, id device.ID) bool {
 	return a.stillBroken(uid, r, id)
+}
+
+// LookForSuspensions returns how many objects the planning loop makes when it looks whether suspensions of a resource have changed.
+func (a *Allocator) LookForSuspensions(r device.ResourceName) float64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return testing.AllocsPerRun(5, func() {
+		delete(a.suspensionsDue, r)
+		a.suspendLocked(time.Now(), false)
+	})
 }

@@ -176,10 +176,12 @@ func (a *Allocator) examinePodLocked(holder *pod) {
 // that have failed.
 func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 	active := func(uid device.PodUID) bool { return a.pods[uid] != nil && a.pods[uid].active() }
+	left := failures.MaxWatched
 	for r := range a.ledger.Resources {
 		log := a.ledger.Failures(r)
 		before := log.Revision()
-		due, at := log.Watch(now, active)
+		due, looked, at := log.Watch(now, active, left)
+		left -= looked
 		next = loops.Earliest(next, at)
 		if log.Revision() != before {
 			a.snapshot = nil

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/bitset"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/flapping"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -17,15 +18,33 @@ import (
 const (
 	// together is how long after a device others may become unhealthy for the same reason. Some plugins report one after the other.
 	together = 10 * time.Second
-	// maxFalls bounds the falls of one resource in that time.
-	maxFalls = 4096
+	// maxFalls bounds the falls of one resource that count in that time: as many as the devices that are followed.
+	maxFalls = 1024
+	// maxFallsSaved bounds the records of one commit.
+	maxFallsSaved = 4096
 )
 
 // A downturn is the devices of a resource that have become unhealthy within a few seconds.
 type downturn struct {
-	healthy map[device.ID]bool // before; those that have not fallen since are true
-	falls   []fall
-	ends    time.Time
+	before *ledger.Listing
+	fallen bitset.Mutable // positions in before
+	falls  []fall
+	ends   time.Time
+}
+
+// spares reports whether one of the devices that were healthy before has not fallen, or there was one at most.
+func (d *downturn) spares() bool {
+	healthy := 0
+	for i, one := range d.before.Devices() {
+		switch {
+		case !one.Healthy:
+		case !d.fallen.Has(i):
+			return true
+		default:
+			healthy++
+		}
+	}
+	return healthy < 2
 }
 
 // A fall is a device that has become unhealthy.
@@ -52,18 +71,13 @@ func (a *Allocator) fellLocked(r device.ResourceName, ids []device.ID, before *l
 	}
 	d := a.downturns[r]
 	if d == nil {
-		d = &downturn{healthy: map[device.ID]bool{}, ends: now.Add(together)}
-		for _, one := range before.Devices() {
-			if one.Healthy {
-				d.healthy[one.ID] = true
-			}
-		}
+		d = &downturn{before: before, fallen: bitset.New(len(before.Devices())), ends: now.Add(together)}
 		a.downturns[r] = d
 		loops.Signal(a.kick)
 	}
 	for _, id := range ids {
-		if _, was := d.healthy[id]; was {
-			d.healthy[id] = false
+		if i, was := d.before.At(id); was {
+			d.fallen.Add(i)
 		}
 		if len(d.falls) < maxFalls {
 			d.falls = append(d.falls, fall{id, now})
@@ -71,21 +85,19 @@ func (a *Allocator) fellLocked(r device.ResourceName, ids []device.ID, before *l
 	}
 }
 
-// judgeFallsLocked counts the falls of downturns that have ended. If all healthy devices of several have fallen, it counts for none: the
-// driver or the plugin has failed. It returns when the next downturn ends; zero: there is none.
+// judgeFallsLocked counts the falls of one downturn that has ended. If all healthy devices of several have fallen, it counts for none: the
+// driver or the plugin has failed. It returns when the next downturn ends, which may be now; zero: there is none.
 func (a *Allocator) judgeFallsLocked(now time.Time) (next time.Time) {
+	judged := false
 	for r, d := range a.downturns {
-		if now.Before(d.ends) {
+		if judged || now.Before(d.ends) {
 			next = loops.Earliest(next, d.ends)
 			continue
 		}
+		judged = true
 		delete(a.downturns, r)
-		spared := false
-		for _, good := range d.healthy {
-			spared = spared || good
-		}
-		if !spared && len(d.healthy) > 1 {
-			a.cfg.Log.Warn("all devices have become unhealthy together: this counts for none of them", "resource", r, "devices", len(d.healthy))
+		if !d.spares() {
+			a.cfg.Log.Warn("all devices have become unhealthy together: this counts for none of them", "resource", r)
 			continue
 		}
 		l := a.logLocked(r, now)
@@ -108,6 +120,11 @@ func (a *Allocator) logLocked(r device.ResourceName, now time.Time) *flapping.Lo
 		a.ledger.Of(r)
 		a.flapping[r] = flapping.New(now, a.cfg.SuspendFor)
 	}
+	all := 0
+	for _, l := range a.flapping {
+		all += l.Len()
+	}
+	a.flapping[r].Leave(all)
 	return a.flapping[r]
 }
 
@@ -166,7 +183,7 @@ func (a *Allocator) Examined(r device.ResourceName, id device.ID, objection stri
 func (a *Allocator) recordLocked(r device.ResourceName, id device.ID) {
 	a.falls++
 	a.unsavedFalls[device.Key{Resource: r, ID: id}] = a.falls
-	a.suspensionsDue = time.Time{}
+	delete(a.suspensionsDue, r)
 	a.scheduleWriteLocked(0)
 }
 
@@ -191,6 +208,9 @@ func (a *Allocator) commitFalls() error {
 	var save, forget []device.Falls
 	saving := map[device.Key]uint64{}
 	for d, number := range a.unsavedFalls {
+		if len(saving) == maxFallsSaved {
+			break
+		}
 		saving[d] = number
 		if rec, known := a.fallsLocked(d); known {
 			save = append(save, rec)
@@ -212,8 +232,11 @@ func (a *Allocator) commitFalls() error {
 		if a.unsavedFalls[d] == number { // it has not changed meanwhile
 			delete(a.unsavedFalls, d)
 		}
+		delete(a.suspensionsDue, d.Resource)
 	}
-	a.suspensionsDue = time.Time{}
+	if len(a.unsavedFalls) > 0 {
+		a.scheduleWriteLocked(0)
+	}
 	loops.Signal(a.kick) // the planning loop suspends
 	return nil
 }
@@ -227,22 +250,20 @@ func (a *Allocator) fallsLocked(d device.Key) (device.Falls, bool) {
 }
 
 // suspendLocked brings the suspensions in force up to date with the records on disk. It returns when one ends or a record expires;
-// zero: there is none. recalled: the suspensions are those of the state file, and not new.
+// zero: there is none. recalled: the suspensions are those of the state file, and not new. It looks only at resources for which
+// something has changed or is due.
 func (a *Allocator) suspendLocked(now time.Time, recalled bool) (next time.Time) {
-	if now.Before(a.suspensionsDue) {
-		return a.suspensionsDue
-	}
-	later := func(due time.Time) {
-		next = loops.Earliest(next, due)
-	}
 	for r, resource := range a.ledger.Resources {
+		if due, known := a.suspensionsDue[r]; known && (due.IsZero() || now.Before(due)) {
+			next = loops.Earliest(next, due)
+			continue
+		}
 		all, before := device.Cordons{}, a.suspended.Of(r)
 		refused, due := resource.Paused(r, now)
-		later(due)
 		all.Add(refused...)
 		if l := a.flapping[r]; l != nil {
-			gone, due := l.Expire(now)
-			later(due)
+			gone, expires := l.Expire(now)
+			due = loops.Earliest(due, expires)
 			for _, rec := range gone {
 				a.recordLocked(r, rec.ID)
 			}
@@ -251,6 +272,8 @@ func (a *Allocator) suspendLocked(now time.Time, recalled bool) (next time.Time)
 				return !inForce && a.unsavedFalls[device.Key{Resource: r, ID: c.ID}] != 0
 			})...)
 		}
+		a.suspensionsDue[r] = due // a record that has expired is written, and then it is looked at again
+		next = loops.Earliest(next, due)
 		ended, begun := before.Without(all), all.Without(before)
 		if len(ended)+len(begun) == 0 {
 			continue
@@ -276,7 +299,6 @@ func (a *Allocator) suspendLocked(now time.Time, recalled bool) (next time.Time)
 		}
 		a.cordonsChangedLocked([]device.Cordon{{Resource: r}})
 	}
-	a.suspensionsDue = next
 	return next
 }
 

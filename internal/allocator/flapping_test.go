@@ -329,3 +329,29 @@ func TestFlapping_ForgetFails_DeviceStaysSuspended(t *testing.T) {
 		r.expectSuspended(true)
 	}, suspending)
 }
+
+// Suspended devices of one resource cost nothing when something changes about another.
+func TestFlapping_ManyAreSuspended_OtherResourcesCostTheSame(t *testing.T) {
+	run(t, func(r *harness) {
+		const n = 800
+		fallen := make([]int, n)
+		for i := range fallen {
+			fallen[i] = i
+		}
+		r.plugins.stock(gpu, n+1)
+		r.plugins.stock(nic, 1)
+		for range 3 {
+			synctest.Wait() // the list before has been received
+			r.plugins.stock(gpu, n+1, fallen...)
+			r.after(11 * time.Second)
+			r.plugins.stock(gpu, n+1)
+			r.after(time.Second)
+		}
+		if got := len(r.Resources().ByName[gpu].Cordoned); got != n {
+			t.Fatalf("%d devices are suspended, want %d", got, n)
+		}
+		if made := r.LookForSuspensions(nic); made > 20 {
+			t.Errorf("a look at another resource makes %v objects", made)
+		}
+	}, suspending)
+}

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -76,7 +75,7 @@ func (a *Allocator) forget(r device.ResourceName, displaces bool) (lifted []devi
 	delete(a.suspended, r)
 	delete(a.flapping, r)
 	delete(a.downturns, r)
-	a.suspensionsDue = time.Time{}
+	delete(a.suspensionsDue, r)
 	a.retired[r] = true
 	a.cordonsChangedLocked([]device.Cordon{{Resource: r}})
 	a.metrics.forget(r)

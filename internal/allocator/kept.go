@@ -75,7 +75,7 @@ func (a *Allocator) answered(c device.Container, s device.Share, session uint64,
 		return
 	}
 	if a.ledger.Grant(s.Resource, s.IDs, c.Pod) {
-		a.reconsiderLocked()
+		a.reconsiderLocked(s.Resource)
 	}
 	if p := a.pods[c.Pod]; p != nil {
 		p.kept = append(slices.DeleteFunc(p.kept, func(k kept) bool { return k.container == c.Name && k.resource == s.Resource }),

@@ -64,6 +64,7 @@ func (a *Allocator) requestLocked(d device.PodDemand, sign int) {
 func (a *Allocator) pruneLocked(r device.ResourceName) {
 	if resource := a.ledger.Resources[r]; resource != nil && resource.Idle() && a.flapping[r] == nil && len(a.inForce[r]) == 0 {
 		delete(a.ledger.Resources, r)
+		delete(a.suspensionsDue, r)
 	}
 }
 

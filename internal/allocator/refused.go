@@ -85,14 +85,14 @@ func (a *Allocator) refuseLocked(s device.Share, why string, found ledger.Findin
 			if !before {
 				a.cfg.Notifier.DeviceRefused(s.Resource, id, why)
 			}
-			a.reconsiderLocked()
+			a.reconsiderLocked(s.Resource)
 		}
 	}
 }
 
-// reconsiderLocked has the planning loop bring the suspensions up to date.
-func (a *Allocator) reconsiderLocked() {
-	a.suspensionsDue = time.Time{}
+// reconsiderLocked has the planning loop bring a resource's suspensions up to date.
+func (a *Allocator) reconsiderLocked(r device.ResourceName) {
+	delete(a.suspensionsDue, r)
 	loops.Signal(a.kick)
 }
 
@@ -101,7 +101,7 @@ func (a *Allocator) acceptedLocked(p *pod, container string) {
 	if as, has := p.of(container); has {
 		for _, s := range as.Shares {
 			if a.ledger.Start(s.Resource, s.IDs) {
-				a.reconsiderLocked()
+				a.reconsiderLocked(s.Resource)
 			}
 		}
 	}

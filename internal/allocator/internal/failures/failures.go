@@ -23,8 +23,8 @@ const (
 	maxFailures, maxTimes = 100, 4096
 	// maxDevices is the number of a resource's devices that are remembered after they have recovered.
 	maxDevices = 1024
-	// maxWatched is the number of devices that one Watch looks at.
-	maxWatched = 4096
+	// MaxWatched is the number of devices of all resources to look at before others may have the lock.
+	MaxWatched = 4096
 )
 
 // A Log is the failures of one resource's devices while pods had them.
@@ -255,9 +255,9 @@ type Due struct {
 }
 
 // Watch returns the devices that are due, and when the next are; zero: not before a change. active reports whether a pod has not ended. Watch forgets
-// old failures. It looks only at devices that time has changed, and at maxWatched of them at most: with more, next has passed.
-func (l *Log) Watch(now time.Time, active func(device.PodUID) bool) (due []Due, next time.Time) {
-	for range maxWatched {
+// old failures. It looks only at devices that time has changed, and at most of them: with more, next has passed.
+func (l *Log) Watch(now time.Time, active func(device.PodUID) bool, most int) (due []Due, looked int, next time.Time) {
+	for ; looked < most; looked++ {
 		if len(l.queue) == 0 || now.Before(l.queue[0].next()) {
 			break
 		}
@@ -290,7 +290,7 @@ func (l *Log) Watch(now time.Time, active func(device.PodUID) bool) (due []Due, 
 	if len(l.queue) > 0 {
 		next = l.queue[0].next()
 	}
-	return due, next
+	return due, looked, next
 }
 
 // A Failure is a failure that counts, or has counted.

@@ -19,7 +19,7 @@ func (w *world) at(second int) time.Time { return w.start.Add(time.Duration(seco
 
 // watch returns what is due, and the second of the next check; 0: none.
 func (w *world) watch(second int) string {
-	due, next := w.Watch(w.at(second), func(device.PodUID) bool { return !w.ended })
+	due, _, next := w.Watch(w.at(second), func(device.PodUID) bool { return !w.ended }, MaxWatched)
 	text := ""
 	for _, d := range due {
 		text += [...]string{"unlisted", "lasted", "repeated"}[d.Kind] + fmt.Sprintf("(%d) ", d.Count)
@@ -133,7 +133,7 @@ func manyFail(n int) *world {
 
 // lookedAt returns how many devices a Watch looks at.
 func (w *world) lookedAt(second int) (n int) {
-	w.Watch(w.at(second), func(device.PodUID) bool { n++; return true })
+	w.Watch(w.at(second), func(device.PodUID) bool { n++; return true }, MaxWatched)
 	return n
 }
 
@@ -161,12 +161,12 @@ func TestWatch_ManyHaveFailed_OnlyThoseDueAreLookedAt(t *testing.T) {
 
 // A Watch of very many devices that are due is done in parts.
 func TestWatch_VeryManyAreDue_RestIsDueAtOnce(t *testing.T) {
-	const n = 2*maxWatched + 1
+	const n, most = 2001, 1000
 	w := manyFail(n)
 	seen := map[device.ID]bool{}
 	for part := range 3 {
-		due, next := w.Watch(w.at(10), func(device.PodUID) bool { return true })
-		if len(due) > maxWatched || next.After(w.at(10)) || next.IsZero() != (part == 2) {
+		due, looked, next := w.Watch(w.at(10), func(device.PodUID) bool { return true }, most)
+		if looked > most || len(due) > looked || next.After(w.at(10)) || next.IsZero() != (part == 2) {
 			t.Errorf("part %d: %d devices, next at %v", part, len(due), next)
 		}
 		for _, d := range due {

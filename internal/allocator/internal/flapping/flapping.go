@@ -2,6 +2,7 @@ package flapping
 
 import (
 	"cmp"
+	"container/list"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,33 +18,52 @@ const (
 	window  = time.Hour
 	// longest is how long a suspension lasts at most.
 	longest = 24 * time.Hour
-	// maxDevices bounds the devices of one resource that are followed.
+	// maxDevices bounds the devices of one resource that are followed, and maxAll those of all resources but for fewDevices of each.
 	maxDevices = 1024
+	fewDevices = 32
+	maxAll     = 4096
 )
 
 // A Log is the falls of one resource's devices.
 type Log struct {
 	first   time.Duration // how long a device's first suspension lasts
-	records map[device.ID]*device.Falls
+	room    int           // for further records; fewDevices may be there without
+	records map[device.ID]*record
+	queue   *list.List // of *record: those that may be forgotten for others, the one that changed first at the front
+}
+
+// A record is what is known of one device.
+type record struct {
+	device.Falls
+	place *list.Element // in the queue; nil: it was suspended, or health.command objects
 }
 
 // New returns a Log with the records of an earlier one, in which first suspensions last for the given time. No suspension ends later than one that begins now would: the clock may have
 // been set back.
 func New(now time.Time, first time.Duration, known ...device.Falls) *Log {
-	l := &Log{first, map[device.ID]*device.Falls{}}
-	for _, rec := range known {
-		if latest := now.Add(rec.Spell); rec.Until.After(latest) {
-			rec.Until = latest
+	l := &Log{first: first, room: maxAll, records: map[device.ID]*record{}, queue: list.New()}
+	slices.SortFunc(known, func(a, b device.Falls) int { return lastFall(&a).Compare(lastFall(&b)) })
+	for _, falls := range known {
+		if latest := now.Add(falls.Spell); falls.Until.After(latest) {
+			falls.Until = latest
 		}
-		l.records[rec.ID] = &rec
+		rec := &record{Falls: falls}
+		l.records[rec.ID] = rec
+		l.enqueue(rec)
 	}
 	return l
 }
 
+// Leave has a Log make room for further devices beyond a few only as far as those of all resources leave it.
+func (l *Log) Leave(all int) { l.room = maxAll - all }
+
+// Len returns how many devices are followed.
+func (l *Log) Len() int { return len(l.records) }
+
 // Records returns all records.
 func (l *Log) Records() (all []device.Falls) {
 	for _, rec := range l.records {
-		all = append(all, *rec)
+		all = append(all, rec.Falls)
 	}
 	return all
 }
@@ -58,15 +78,16 @@ func (l *Log) Fell(r device.ResourceName, id device.ID, now time.Time) (changed 
 	if rec == nil {
 		return false, ""
 	}
-	rec.Falls = append(recent(rec.Falls, now), now)
+	rec.Falls.Falls = append(recent(rec.Falls.Falls, now), now)
 	switch {
-	case now.Before(probationEnds(rec)):
+	case now.Before(probationEnds(&rec.Falls)):
 		rec.Spell = min(2*rec.Spell, longest)
 		rec.Until = now.Add(rec.Spell)
-	case len(rec.Falls) >= tooMany:
+	case len(rec.Falls.Falls) >= tooMany:
 		rec.Spell = l.first
 		rec.Until = now.Add(rec.Spell)
 	}
+	l.enqueue(rec)
 	return true, gone
 }
 
@@ -86,39 +107,44 @@ func (l *Log) Object(r device.ResourceName, id device.ID, why string, now time.T
 	if why == "" {
 		rec.Objected = time.Time{}
 	}
-	if why == "" && len(rec.Falls) == 0 && rec.Spell == 0 {
-		delete(l.records, id) // falls do not count for this resource: nothing is left
+	l.enqueue(rec)
+	if why == "" && len(rec.Falls.Falls) == 0 && rec.Spell == 0 {
+		l.Forget(id) // falls do not count for this resource: nothing is left
 	}
 	return true, gone
 }
 
 // of returns the record of a device, which is made if there is none; nil: there is no room. gone is the device whose record has made room.
-func (l *Log) of(r device.ResourceName, id device.ID) (rec *device.Falls, gone device.ID) {
-	if l.records[id] == nil {
-		if len(l.records) >= maxDevices {
-			if gone = l.makeRoom(); gone == "" {
-				return nil, ""
-			}
-		}
-		l.records[id] = &device.Falls{Resource: r, ID: id}
+func (l *Log) of(r device.ResourceName, id device.ID) (rec *record, gone device.ID) {
+	if rec := l.records[id]; rec != nil {
+		return rec, ""
 	}
+	if n := len(l.records); n >= maxDevices || n >= fewDevices && l.room <= 0 {
+		first := l.queue.Front()
+		if first == nil {
+			return nil, ""
+		}
+		gone = first.Value.(*record).ID
+		l.Forget(gone)
+	}
+	l.room--
+	l.records[id] = &record{Falls: device.Falls{Resource: r, ID: id}}
 	return l.records[id], gone
 }
 
-// makeRoom forgets the device that fell first, of those that have never been suspended, and returns it; empty: there is none. A device
-// without a fall comes before all others.
-func (l *Log) makeRoom() device.ID {
-	var oldest *device.Falls
-	for _, rec := range l.records {
-		if rec.Spell == 0 && rec.Objection == "" && (oldest == nil || lastFall(rec).Before(lastFall(oldest))) {
-			oldest = rec
-		}
+// enqueue puts a record that has changed where it belongs in the queue.
+func (l *Log) enqueue(rec *record) {
+	l.dequeue(rec)
+	if rec.Spell == 0 && rec.Objection == "" {
+		rec.place = l.queue.PushBack(rec)
 	}
-	if oldest == nil {
-		return ""
+}
+
+func (l *Log) dequeue(rec *record) {
+	if rec.place != nil {
+		l.queue.Remove(rec.place)
+		rec.place = nil
 	}
-	delete(l.records, oldest.ID)
-	return oldest.ID
 }
 
 // lastFall returns when a device fell last; zero: it has not.
@@ -148,11 +174,17 @@ func (l *Log) Record(id device.ID) (device.Falls, bool) {
 	if rec == nil {
 		return device.Falls{}, false
 	}
-	return *rec, true
+	return rec.Falls, true
 }
 
 // Forget forgets a device, as an operator wants it.
-func (l *Log) Forget(id device.ID) { delete(l.records, id) }
+func (l *Log) Forget(id device.ID) {
+	if rec := l.records[id]; rec != nil {
+		l.dequeue(rec)
+		delete(l.records, id)
+		l.room++
+	}
+}
 
 // Expire forgets the devices that have been good for long enough, and returns them. next is when a suspension ends or a record
 // expires; zero: there is none.
@@ -162,15 +194,15 @@ func (l *Log) Expire(now time.Time) (gone []device.Falls, next time.Time) {
 			continue // for as long as the command objects
 		}
 		var ends time.Time // zero: at once
-		if last := lastFall(rec); !last.IsZero() {
+		if last := lastFall(&rec.Falls); !last.IsZero() {
 			ends = last.Add(window)
 		}
-		if probation := probationEnds(rec); probation.After(ends) {
+		if probation := probationEnds(&rec.Falls); probation.After(ends) {
 			ends = probation
 		}
 		if !now.Before(ends) {
-			gone = append(gone, *rec)
-			delete(l.records, id)
+			gone = append(gone, rec.Falls)
+			l.Forget(id)
 			continue
 		}
 		if now.Before(rec.Until) && rec.Until.Before(ends) {
@@ -184,12 +216,12 @@ func (l *Log) Expire(now time.Time) (gone []device.Falls, next time.Time) {
 
 // Suspensions returns the suspended devices as cordons, ascending.
 func (l *Log) Suspensions(now time.Time) (all []device.Cordon) {
-	for _, rec := range slices.SortedFunc(maps.Values(l.records), func(a, b *device.Falls) int { return device.CompareIDs(a.ID, b.ID) }) {
+	for _, rec := range slices.SortedFunc(maps.Values(l.records), func(a, b *record) int { return device.CompareIDs(a.ID, b.ID) }) {
 		c := device.Cordon{Resource: rec.Resource, ID: rec.ID, Suspended: true}
 		switch {
 		case now.Before(rec.Until):
 			c.Since, c.Until = rec.Until.Add(-rec.Spell), rec.Until
-			c.Reason = fmt.Sprintf("suspended by devmgrd until %s: it became unhealthy %s", rec.Until.UTC().Format(time.RFC3339), times(rec.Falls))
+			c.Reason = fmt.Sprintf("suspended by devmgrd until %s: it became unhealthy %s", rec.Until.UTC().Format(time.RFC3339), times(rec.Falls.Falls))
 		case rec.Objection != "":
 			c.Since, c.Reason = rec.Objected, "suspended by devmgrd: "+rec.Objection
 		default:

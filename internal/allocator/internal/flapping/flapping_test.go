@@ -183,3 +183,35 @@ func TestNew_ClockSetBack_SuspensionIsNoLonger(t *testing.T) {
 		t.Errorf("suspended until minute %d", got)
 	}
 }
+
+// Of very many devices that have become unhealthy once, those that fell first make room, and none is looked for.
+func TestLog_VeryManyFall_OldestMakeRoom(t *testing.T) {
+	l, now := New(time.Unix(0, 0), time.Minute), time.Unix(0, 0)
+	for i := range 4 * maxDevices {
+		_, gone := l.Fell("r", device.ID(fmt.Sprint(i)), now.Add(time.Duration(i)))
+		if want := device.ID(fmt.Sprint(i - maxDevices)); i >= maxDevices && gone != want {
+			t.Fatalf("%d: %q has made room, want %q", i, gone, want)
+		}
+	}
+	if l.Len() != maxDevices || l.queue.Len() != maxDevices {
+		t.Errorf("%d devices are followed, %d may be forgotten", l.Len(), l.queue.Len())
+	}
+}
+
+// The devices of other resources take the room but for a few.
+func TestLog_OthersTakeTheRoom_FewAreFollowed(t *testing.T) {
+	l := New(time.Unix(0, 0), time.Minute)
+	l.Leave(maxAll)
+	for i := range 2 * fewDevices {
+		l.Fell("r", device.ID(fmt.Sprint(i)), time.Unix(0, 0))
+	}
+	if l.Len() != fewDevices {
+		t.Errorf("%d devices are followed, want %d", l.Len(), fewDevices)
+	}
+	l.Leave(maxAll - 1)
+	l.Fell("r", "x", time.Unix(0, 0))
+	l.Fell("r", "y", time.Unix(0, 0))
+	if l.Len() != fewDevices+1 {
+		t.Errorf("%d devices are followed with room for one more, want %d", l.Len(), fewDevices+1)
+	}
+}
