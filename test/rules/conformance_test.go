@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/devmgrd/devmgrd/test/upstream"
 )
 
@@ -23,7 +25,7 @@ var word = regexp.MustCompile("`[^`]*`|\"[^\"]*\"")
 // A proof is what has to be in the tests of a package: a test, or in quotes a text that is the name of a case.
 type proof struct{ room, what string }
 
-// proofs reads what a row of docs/conformance.md says of our tests. It returns what is wrong with it, if anything.
+// proofs reads what a row of test/conformance.yaml or THREATS.md says of our tests. It returns what is wrong with it, if anything.
 func proofs(cell string) (all []proof, wrong string) {
 	room := ""
 	for _, w := range word.FindAllString(cell, -1) {
@@ -89,15 +91,38 @@ func declared(dir string) (map[string]bool, error) {
 	return all, nil
 }
 
-// Each test that docs/conformance.md names is there, and no row is without one or a reason.
+// Each test that test/conformance.yaml names is there, and no row is without one or a reason.
 func TestConformance(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(root, "docs", "conformance.md"))
+	const file = "test/conformance.yaml"
+	text, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(file)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, _, after := around(t, "docs/conformance.md", string(text), expectations)
-	between := strings.Count(string(text), "\n") - strings.Count(before+after, "\n")
-	checkRows(t, before+strings.Repeat("\n", between)+after, 150)
+	var groups []struct {
+		Of   string `json:"of"` // upstream's file or package
+		Rows []struct {
+			Case     string `json:"case"`
+			Expected string `json:"expected"`
+			Proof    string `json:"proof"`
+		} `json:"rows"`
+	}
+	if err := yaml.UnmarshalStrict(text, &groups); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+	rows, rooms := 0, rooms{root: root}
+	for _, g := range groups {
+		for _, r := range g.Rows {
+			rows++
+			where := fmt.Sprintf("%s: %s: %.60s", file, g.Of, r.Case)
+			if g.Of == "" || r.Case == "" || r.Expected == "" {
+				t.Errorf("%s: a part is empty", where)
+			}
+			rooms.prove(t, where, r.Proof)
+		}
+	}
+	if rows < 150 {
+		t.Errorf("only %d rows were read", rows)
+	}
 }
 
 // Each test that THREATS.md names is there, and no threat is without one.
@@ -127,11 +152,7 @@ func checkRows(t *testing.T, text string, least int) {
 			t.Errorf("line %d: %d cells, want three that say something", number, len(cells))
 			continue
 		}
-		all, wrong := proofs(cells[2])
-		if wrong != "" {
-			t.Errorf("line %d: %.60s: %s", number, cells[0], wrong)
-		}
-		rooms.check(t, fmt.Sprintf("line %d: %.60s", number, cells[0]), all)
+		rooms.prove(t, fmt.Sprintf("line %d: %.60s", number, cells[0]), cells[2])
 	}
 	if rows < least {
 		t.Errorf("only %d rows were read", rows)
@@ -144,9 +165,13 @@ type rooms struct {
 	declared map[string]map[string]bool
 }
 
-// check reports proofs that do not exist.
-func (r *rooms) check(t *testing.T, where string, all []proof) {
+// prove reports what is wrong with a cell that names tests, and tests that do not exist.
+func (r *rooms) prove(t *testing.T, where, cell string) {
 	t.Helper()
+	all, wrong := proofs(cell)
+	if wrong != "" {
+		t.Errorf("%s: %s", where, wrong)
+	}
 	for _, p := range all {
 		if r.declared[p.room] == nil {
 			found, err := declared(filepath.Join(r.root, p.room))
@@ -182,11 +207,7 @@ func TestConformance_UpstreamsSpecs_AreWhatTheSuiteIsHeldTo(t *testing.T) {
 			if proof == "" {
 				return
 			}
-			all, wrong := proofs(proof)
-			if wrong != "" {
-				t.Errorf("%s: %s", where, wrong)
-			}
-			rooms.check(t, where, all)
+			rooms.prove(t, where, proof)
 		}
 		for _, s := range f.Specs {
 			look(s.Spec, s.Reason, s.Proof)

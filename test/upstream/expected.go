@@ -30,7 +30,7 @@ type Spec struct {
 	Reason  string   `json:"reason"`  // why an outcome is not pass
 	Failure string   `json:"failure"` // a part of upstream's message where devmgrd fails
 	Or      []string `json:"or"`      // parts of other messages for the same failure
-	Proof   string   `json:"proof"`   // devmgrd's own tests of the same, in the form of docs/conformance.md
+	Proof   string   `json:"proof"`   // devmgrd's own tests of the same, in the form of test/conformance.yaml
 }
 
 // Skipped are specs of a file that skip themselves on both sides.
