@@ -171,5 +171,5 @@ type brokenLog struct{}
 
 var errFull = errors.New("no space left on device")
 
-func (brokenLog) SaveAction(device.Action) error             { return errFull }
+func (brokenLog) SaveActions(...device.Action) error         { return errFull }
 func (brokenLog) Actions(time.Time) ([]device.Action, error) { return nil, errFull }

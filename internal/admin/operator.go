@@ -33,7 +33,7 @@ func (s *Server) record(ctx context.Context, verb string, subjects []string, rea
 	} else {
 		s.cfg.Log.Info("operator's action done", fields...)
 	}
-	if err := s.cfg.Actions.SaveAction(a); err != nil {
+	if err := s.cfg.Actions.SaveActions(a); err != nil {
 		s.cfg.Log.Error("operator's action not recorded", "action", verb, "err", err)
 	}
 }

@@ -77,8 +77,8 @@ type History interface {
 
 // An ActionLog records operators' commands.
 type ActionLog interface {
-	// SaveAction makes an action durable.
-	SaveAction(device.Action) error
+	// SaveActions makes actions durable.
+	SaveActions(...device.Action) error
 	// Actions returns the recorded actions since then, in the order of their times.
 	Actions(since time.Time) ([]device.Action, error)
 }

@@ -21,7 +21,7 @@ type nowhere struct{}
 func (nowhere) Registrations() map[device.ResourceName]device.Registration { return nil }
 func (nowhere) Seen() []device.PluginGrants                                { return nil }
 func (nowhere) Spans(time.Time) ([]device.Span, error)                     { return nil, nil }
-func (nowhere) SaveAction(device.Action) error                             { return nil }
+func (nowhere) SaveActions(...device.Action) error                         { return nil }
 func (nowhere) Actions(time.Time) ([]device.Action, error)                 { return nil, nil }
 func (nowhere) WriteTo(io.Writer) (int64, error)                           { return 0, nil }
 

@@ -15,8 +15,8 @@ const maxQueued = 1024
 
 // An ActionStore keeps actions.
 type ActionStore interface {
-	// SaveAction makes an action durable.
-	SaveAction(device.Action) error
+	// SaveActions makes actions durable, all or none.
+	SaveActions(...device.Action) error
 }
 
 // A Journal records what devmgrd does to devices on its own. Its callers never wait for the disk.
@@ -70,8 +70,11 @@ func (j *Journal) flush() {
 	if lost > 0 {
 		j.log.Error("actions not recorded: too many at once", "count", lost)
 	}
-	for _, a := range all {
-		if err := j.store.SaveAction(a); err != nil {
+	if len(all) == 0 {
+		return
+	}
+	if err := j.store.SaveActions(all...); err != nil {
+		for _, a := range all {
 			j.log.Error("action not recorded", "action", a.Verb, "subject", a.Subject, "reason", a.Reason, "err", err)
 		}
 	}

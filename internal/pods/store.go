@@ -219,6 +219,7 @@ func (s *store) Delete(obj any) error {
 	if e, is := s.held[keyOf(pod)]; is {
 		s.unholdLocked(e.demand.Pod)
 	}
+	maps.DeleteFunc(s.left, func(one device.Pod, _ bool) bool { return one.Namespace == pod.Namespace && one.Name == pod.Name })
 	return nil
 }
 

@@ -712,7 +712,7 @@ type none struct{}
 func (none) Registrations() map[device.ResourceName]device.Registration { return nil }
 func (none) Spans(time.Time) ([]device.Span, error)                     { return nil, nil }
 func (none) Seen() []device.PluginGrants                                { return nil }
-func (none) SaveAction(device.Action) error                             { return nil }
+func (none) SaveActions(...device.Action) error                         { return nil }
 func (none) Actions(time.Time) ([]device.Action, error)                 { return nil, nil }
 func (none) WriteTo(io.Writer) (int64, error)                           { return 0, nil }
 

@@ -38,9 +38,33 @@ type actionRecord struct {
 	Name    string   `json:"name,omitempty"`
 }
 
-// SaveAction makes an action durable. The same commit removes the oldest actions beyond the limits: 10 000 actions, 16 MiB, a
-// year.
-func (h *History) SaveAction(a device.Action) error {
+// SaveActions makes actions durable, in the order of their times. The same commit removes the oldest actions beyond the limits: 10 000 actions,
+// 16 MiB, a year.
+func (h *History) SaveActions(all ...device.Action) error {
+	return h.guarded(func() error {
+		return h.update(func(d *transaction) error {
+			latest := map[string]time.Time{} // by bucket
+			for _, a := range all {
+				if err := d.addAction(a); err != nil {
+					return err
+				}
+				latest[string(bucketOf(a))] = a.At
+			}
+			for name, at := range latest {
+				actions, err := d.bucket([]byte(name))
+				if err != nil {
+					return err
+				}
+				if err := actions.trim(spanKey(at.Add(-h.actions.age), 0), h.actions.count, h.actions.bytes); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+}
+
+func (d *transaction) addAction(a device.Action) error {
 	value, err := json.Marshal(actionRecord{
 		Verb: a.Verb, Subject: a.Subject, More: a.More, Reason: a.Reason, Err: a.Err,
 		UID: a.Operator.UID, Login: a.Operator.Login, PID: a.Operator.PID, Name: a.Operator.Name,
@@ -48,22 +72,15 @@ func (h *History) SaveAction(a device.Action) error {
 	if err != nil {
 		return err
 	}
-	return h.guarded(func() error {
-		return h.update(func(d *transaction) error {
-			actions, err := d.bucket(bucketOf(a))
-			if err != nil {
-				return err
-			}
-			var number uint64 // distinguishes actions of the same moment
-			for actions.Get(spanKey(a.At, number)) != nil {
-				number++
-			}
-			if err := actions.put(spanKey(a.At, number), value); err != nil {
-				return err
-			}
-			return actions.trim(spanKey(a.At.Add(-h.actions.age), 0), h.actions.count, h.actions.bytes)
-		})
-	})
+	actions, err := d.bucket(bucketOf(a))
+	if err != nil {
+		return err
+	}
+	var number uint64 // distinguishes actions of the same moment
+	for actions.Get(spanKey(a.At, number)) != nil {
+		number++
+	}
+	return actions.put(spanKey(a.At, number), value)
 }
 
 // bucketOf returns the bucket of an action.

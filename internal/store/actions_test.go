@@ -36,7 +36,7 @@ func TestActions(t *testing.T) {
 	}
 	save := func(a device.Action) {
 		t.Helper()
-		if err := h.SaveAction(a); err != nil {
+		if err := h.SaveActions(a); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -44,8 +44,9 @@ func TestActions(t *testing.T) {
 	first, second, third := action(1), action(2), action(3)
 	twin := second // of the same moment
 	twin.Operator.Login, twin.Err = nil, ""
-	for _, a := range []device.Action{second, first, twin, third} {
-		save(a)
+	save(second)
+	if err := h.SaveActions(first, twin, third); err != nil { // in one commit
+		t.Fatal(err)
 	}
 	if err := h.SaveHistory([]device.Span{span(1, time.Hour)}, nil); err != nil {
 		t.Fatal(err)

@@ -42,7 +42,7 @@ func (others) Registrations() map[device.ResourceName]device.Registration {
 	}
 }
 func (others) Spans(time.Time) ([]device.Span, error)     { return nil, nil }
-func (others) SaveAction(device.Action) error             { return nil }
+func (others) SaveActions(...device.Action) error         { return nil }
 func (others) Actions(time.Time) ([]device.Action, error) { return nil, nil }
 func (others) WriteTo(io.Writer) (int64, error)           { return 0, nil }
 
