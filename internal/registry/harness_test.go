@@ -3,6 +3,7 @@ package registry_test
 import (
 	"context"
 	"log/slog"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -61,7 +62,13 @@ func prepare(t testing.TB, change ...func(*registry.Config)) *harness {
 // run starts it, and stops it when the test ends.
 func (f *harness) run() *harness {
 	f.t.Helper()
-	if err := f.Listen(); err != nil {
+	var err error
+	// A process that another test is just starting has the listener of a registry that has ended until it becomes another program.
+	f.eventually("it listens", func() bool {
+		err = f.Listen()
+		return err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(pid %d) listens on", os.Getpid()))
+	})
+	if err != nil {
 		f.t.Fatal(err)
 	}
 	return f.serve()
