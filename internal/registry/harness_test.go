@@ -2,8 +2,8 @@ package registry_test
 
 import (
 	"context"
-	"log/slog"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
