@@ -518,24 +518,25 @@ func TestConditions_ManyPodsChange_SumIsLimitedAndQuietPodIsFirst(t *testing.T) 
 	run(t, func(n *node) {
 		const many = 150
 		devices := make([]device.Device, many+1)
-		list := func(healthy, last bool) {
+		list := func(healthy, quiets bool) {
 			all := slices.Clone(devices)
 			for i := range all {
 				all[i] = device.Device{ID: device.ID(fmt.Sprintf("d%03d", i)), Healthy: healthy}
 			}
-			all[many].Healthy = last
+			all[0].Healthy = quiets
 			n.Plugins.Offer(gpu, device.Serving, all...)
 			synctest.Wait()
 		}
 		list(true, true)
+		n.create("quiet", 1)
+		n.after(time.Minute) // it is written to before all others
 		for i := range many {
 			n.create(fmt.Sprintf("p%03d", i), 1)
 		}
-		n.create("quiet", 1)
 		n.after(5 * time.Minute)
 		n.writes(many + 1)
 		quiet, _ := n.Snapshot().Pod("ns", "quiet")
-		if id := quiet.Assignments[0].Shares[0].IDs[0]; id != "d150" {
+		if id := quiet.Assignments[0].Shares[0].IDs[0]; id != "d000" {
 			t.Fatalf("the quiet pod has %s", id)
 		}
 		began := time.Now()
@@ -546,7 +547,7 @@ func TestConditions_ManyPodsChange_SumIsLimitedAndQuietPodIsFirst(t *testing.T) 
 		}
 		list(false, false)
 		n.after(time.Second)
-		n.shows("quiet", oneGPU, "DevicesHealthy False DeviceUnhealthy device d150 of "+gpu+" is unhealthy")
+		n.shows("quiet", oneGPU, "DevicesHealthy False DeviceUnhealthy device d000 of "+gpu+" is unhealthy")
 		for range 30 {
 			list(true, false)
 			n.after(50 * time.Second)
