@@ -173,8 +173,8 @@ everything-parts:
 chaos: ## Random faults (root): N=20 sequences, SEED=17 one again, KUBELET=1 against the kubelet's device manager, ATTACKER=1 with a hostile plugin pod, tenant and local user, CLAIMS=1 through DRA alone and without a policy, KUBERNETES=1.36 on that release.
 	$(if $(KUBERNETES),TESTCLUSTER_KUBERNETES=$(KUBERNETES)) $(GO) run ./test/chaos -n $(or $(N),$(if $(SEED),1,20)) $(if $(SEED),-seed $(SEED)) $(if $(KUBELET),-kubelet) $(if $(ATTACKER),-attacker) $(if $(CLAIMS),-claims)
 
-upstream: ## Run Kubernetes' own node suite (1.36) with the kubelet and with devmgrd (root): SIDE=devmgrd one side, FOCUS=... some specs.
-	TESTCLUSTER_KUBERNETES=1.36 $(GO) test -tags e2e -count 1 -timeout 90m -v -run '^TestUpstream$$' ./test/upstream -args $(if $(SIDE),-side '$(SIDE)') $(if $(FOCUS),-focus '$(FOCUS)')
+upstream: ## Run Kubernetes' own node suite with the kubelet and with devmgrd (root): SIDE=devmgrd one side, FOCUS=... some specs.
+	$(GO) test -tags e2e -count 1 -timeout 90m -v -run '^TestUpstream$$' ./test/upstream -args $(if $(SIDE),-side '$(SIDE)') $(if $(FOCUS),-focus '$(FOCUS)')
 
 demo: ## The main job, as a story in two acts (root): on containerd alone, then on Kubernetes. ACT=1 the first; KEEP=1 leaves it running.
 	@$(gobuild) -title "the demo" -o bin/demo ./test/demo

@@ -17,7 +17,7 @@ var Sides = []string{"kubelet", "devmgrd"}
 // A File is one of upstream's files, with the expectations of its specs.
 type File struct {
 	File    string    `json:"file"`
-	Under   string    `json:"under"` // the words that the names of all specs begin with, after the tags
+	Under   string    `json:"under"` // the words that the names of all specs begin with, after the tags; empty: there are none
 	Specs   []Spec    `json:"specs"`
 	Skipped []Skipped `json:"skipped"`
 }

@@ -39,7 +39,7 @@ const (
 )
 
 // busyboxImage is upstream's name; the programs are Debian's.
-const busyboxImage = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
+const busyboxImage = "registry.k8s.io/e2e-test-images/busybox:1.37.0-2"
 
 // runSide runs the suite on one side, in a machine of its own, and ends the process. The report is in the results' directory.
 func runSide(side string) {
