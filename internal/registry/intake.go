@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// freeIntake is what a session may read, in bytes, until it has a whole message: the list of some thousand devices. For more it needs a turn.
-	freeIntake = 64 << 10
-	// intakeWindow is what a plugin may send before gRPC reads on.
+	// freeIntake is what a session may read, in bytes, until it has a whole message: the list of some two thousand devices. For more it needs a turn.
+	freeIntake = 128 << 10
+	// intakeWindow is what a plugin may send before devmgrd reads on. It is less than freeIntake: no turn begins while devmgrd does not read.
 	intakeWindow = 64 << 10
 	// intakeTurns is how many sessions have a turn at once, of different clients.
 	intakeTurns = 2

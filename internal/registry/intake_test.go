@@ -136,7 +136,7 @@ func TestList_NeverEnds_PluginIsDisconnected(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.eventually("it is disconnected", func() bool { return f.logs.count("is not whole after 200ms") > 0 })
-	many := plugintest.Devices(3000)
+	many := plugintest.Devices(5000)
 	for i, d := range many {
 		d.ID = fmt.Sprintf("%040d", i)
 	}
