@@ -109,14 +109,15 @@ func TestNodeConditions_StartupGate_PodIsScheduledWhenAllDevicesAreThere(t *test
 	})
 	taint(`[{"key": "readiness.k8s.io/devices", "effect": "NoSchedule"}]`)
 	r.must(r.Create(r.ctx, node.Pod("a", gpu, 2, "report", "--then-sleep")))
-	statuses, err := r.Client().CoreV1().Nodes().Watch(r.ctx, metav1.SingleObject(metav1.ObjectMeta{Name: r.NodeName()}))
-	r.must(err)
-	defer statuses.Stop()
 
 	p := r.serve(gpu, 2) // one device is missing
 	r.until("the Node shows the devices", func() bool { return r.WaitShown(r.soon(), gpu, 2) == nil })
 	r.untilCondition("DevicesHealthy", corev1.ConditionFalse, "DevicesMissing")
 	r.unscheduled("a")
+	// From here on: before, the Node may have had the condition of a former test.
+	statuses, err := r.Client().CoreV1().Nodes().Watch(r.ctx, metav1.SingleObject(metav1.ObjectMeta{Name: r.NodeName()}))
+	r.must(err)
+	defer statuses.Stop()
 	p.Set(append(p.Listed(), &plugintest.Device{ID: "dev-000002", Health: plugintest.Healthy})...)
 	for event := range statuses.ResultChan() {
 		n, is := event.Object.(*corev1.Node)
