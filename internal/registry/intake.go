@@ -27,8 +27,8 @@ const (
 // An intake is a session's connection, which is read only as far as may lie in memory before a message is whole: a plugin may begin a long
 // message and never end it. Without a turn the connection waits, and so does its plugin.
 //
-// It is also the connection's stats.Handler: gRPC tells it of each whole message. The answer of a call counts as one too, so that
-// each lets a list that is under way grow by freeIntake.
+// It is also the connection's stats.Handler: gRPC tells it of each whole message, and of the end of each call. A call's answer counts as a
+// message, so that each lets a list that is under way grow by freeIntake.
 type intake struct {
 	net.Conn
 	turns  *turns
@@ -36,9 +36,10 @@ type intake struct {
 	limit  time.Duration
 	ctx    context.Context // ends with the connection
 	end    context.CancelFunc
+	frames frames // of Read's goroutine
 
 	mu   locks.Mutex[locks.Leaf]
-	read int    // bytes since the last whole message
+	read int    // bytes of messages since the last whole one
 	done func() // ends its turn; nil: it has none
 }
 
@@ -63,9 +64,10 @@ func (i *intake) Read(p []byte) (int, error) {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = fmt.Errorf("a message of the plugin is not whole after %s", i.limit)
 	}
+	part := i.frames.data(p[:n])
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.read += n
+	i.read += part
 	return n, err
 }
 
@@ -112,7 +114,8 @@ func (i *intake) Close() error {
 }
 
 func (i *intake) HandleRPC(_ context.Context, s stats.RPCStats) {
-	if _, is := s.(*stats.InPayload); is {
+	switch s.(type) {
+	case *stats.InPayload, *stats.End:
 		i.whole()
 	}
 }
@@ -120,3 +123,31 @@ func (i *intake) HandleRPC(_ context.Context, s stats.RPCStats) {
 func (i *intake) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
 func (i *intake) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 func (i *intake) HandleConn(context.Context, stats.ConnStats)                       {}
+
+// frames counts what is read of messages: an HTTP/2 connection also has headers, which have a limit of their own, and pings (RFC 9113, section 4.1).
+type frames struct {
+	header [9]byte
+	has    int // bytes of the header
+	left   int // bytes of the frame
+}
+
+// data returns how many bytes of the next part of the connection are payload of DATA frames.
+func (f *frames) data(part []byte) (n int) {
+	for len(part) > 0 {
+		if f.has < len(f.header) {
+			read := copy(f.header[f.has:], part)
+			f.has, part = f.has+read, part[read:]
+			f.left = int(f.header[0])<<16 | int(f.header[1])<<8 | int(f.header[2])
+		} else {
+			read := min(f.left, len(part))
+			f.left, part = f.left-read, part[read:]
+			if f.header[3] == 0 {
+				n += read
+			}
+		}
+		if f.has == len(f.header) && f.left == 0 {
+			f.has = 0
+		}
+	}
+	return n
+}

@@ -1,6 +1,7 @@
 package registry_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -29,12 +30,17 @@ func TestIntake_MessagesNeverEnd_OthersHaveTurns(t *testing.T) {
 			ended atomic.Value // the error's text
 			whole func()
 		}
-		open := func(client string, bytes int) *session {
+		// stream has frames of 4 KiB; a reader's buffer has as much.
+		const payload = 4<<10 - 9
+		stream := func(kind byte, count int) []byte {
+			return bytes.Repeat(append([]byte{payload >> 16, payload >> 8, payload & 0xff, kind, 0, 0, 0, 0, 1}, make([]byte, payload)...), count)
+		}
+		open := func(client string, kind byte, count int) *session {
 			here, there := net.Pipe()
 			in, whole := intakes.Of(client, here)
 			s := &session{whole: whole}
 			go func() { // the plugin stops within a message
-				if _, err := there.Write(make([]byte, bytes)); err == nil {
+				if _, err := there.Write(stream(kind, count)); err == nil {
 					<-t.Context().Done()
 				}
 			}()
@@ -53,32 +59,35 @@ func TestIntake_MessagesNeverEnd_OthersHaveTurns(t *testing.T) {
 			synctest.Wait()
 			return s
 		}
-		const long, free = 1 << 20, registry.FreeIntake + 4<<10
-		short := open("a", registry.FreeIntake)
-		first := open("a", long)
-		second := open("a", long) // of the same client
-		other := open("b", long)
-		third := open("c", long) // both turns are taken
+		const data, other, long = 0, 6, 300          // DATA, PING; of DATA, far more than without a turn
+		const free = registry.FreeIntake/payload + 1 // then a turn is needed
+		short := open("a", data, registry.FreeIntake/payload)
+		pings := open("a", other, long)
+		first := open("a", data, long)
+		second := open("a", data, long) // of the same client
+		another := open("b", data, long)
+		third := open("c", data, long) // both turns are taken
 		for name, s := range map[string]struct{ read, want int64 }{
-			"a short message": {short.read.Load(), registry.FreeIntake}, "the first": {first.read.Load(), long}, "the client's second": {second.read.Load(), free},
-			"another client's": {other.read.Load(), long}, "a third client's": {third.read.Load(), free},
+			"a short message": {short.read.Load(), registry.FreeIntake / payload}, "no message": {pings.read.Load(), long},
+			"the first": {first.read.Load(), long}, "the client's second": {second.read.Load(), free},
+			"another client's": {another.read.Load(), long}, "a third client's": {third.read.Load(), free},
 		} {
-			if s.read != s.want {
-				t.Errorf("%s: %d bytes are read, want %d", name, s.read, s.want)
+			if s.read != s.want<<12 {
+				t.Errorf("%s: %d bytes are read, want %d", name, s.read, s.want<<12)
 			}
 		}
-		other.whole() // in time
+		another.whole() // in time
 		synctest.Wait()
-		if n := third.read.Load(); n != long {
+		if n := third.read.Load(); n != long<<12 {
 			t.Errorf("the third client has no turn when another's message is whole: %d bytes", n)
 		}
 		time.Sleep(limit + time.Second)
 		synctest.Wait()
-		if end := first.ended.Load(); end != "a message of the plugin is not whole after 1m0s" || second.read.Load() != long {
+		if end := first.ended.Load(); end != "a message of the plugin is not whole after 1m0s" || second.read.Load() != long<<12 {
 			t.Errorf("the first ends with %v, and the client's second has %d bytes", end, second.read.Load())
 		}
-		if short.ended.Load() != nil || other.ended.Load() != nil {
-			t.Errorf("sessions without a turn have ended: %v, %v", short.ended.Load(), other.ended.Load())
+		if short.ended.Load() != nil || pings.ended.Load() != nil || another.ended.Load() != nil {
+			t.Errorf("sessions without a turn have ended: %v, %v", short.ended.Load(), another.ended.Load())
 		}
 	})
 }
