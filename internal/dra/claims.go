@@ -117,7 +117,9 @@ func (c claim) isFor(d device.PodDemand) bool {
 }
 
 // same reports whether a claim has been read with the same results.
-func (c claim) same(now claim) bool { return c.uid == now.uid && slices.Equal(c.results, now.results) }
+func (c claim) same(now claim) bool {
+	return c.uid == now.uid && c.podClaim == now.podClaim && c.implicit == now.implicit && slices.Equal(c.results, now.results)
+}
 
 // lists takes the devices of the results that have not been listed before.
 func (c *claim) lists(devices []device.Key) {

@@ -23,8 +23,10 @@ import (
 const (
 	// maxRegisterBytes is far more than a request of Register has. A process may have many requests in line.
 	maxRegisterBytes = 4 << 10
-	// maxHeaderBytes bounds the headers of a request, and of a plugin's answer, whose errors are headers. gRPC's own limit is 16 MiB for each.
-	maxHeaderBytes = 8 << 10
+	// maxHeaderBytes bounds the headers of a request, and maxAnswerHeaders those of a plugin's answer: an error's text is one, in which bytes may count
+	// three times. gRPC's own limit is 16 MiB for each.
+	maxHeaderBytes   = 8 << 10
+	maxAnswerHeaders = 32 << 10
 )
 
 // server is the Registration service on kubelet.sock.

@@ -67,7 +67,7 @@ func (r *Registry) connect(ctx context.Context, loc *location, endpoint string) 
 		}),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"), // servers in Rust and C++ refuse a socket's path as authority
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxShortAnswer)), grpc.WithMaxHeaderListSize(maxHeaderBytes),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxShortAnswer)), grpc.WithMaxHeaderListSize(maxAnswerHeaders),
 		// A window that grows would let a plugin send up to 16 MiB that nothing has read yet.
 		grpc.WithStaticStreamWindowSize(intakeWindow), grpc.WithStaticConnWindowSize(intakeWindow), grpc.WithStatsHandler(in),
 		grpc.WithDisableServiceConfig(),

@@ -47,6 +47,10 @@ func New(now time.Time, first time.Duration, known ...device.Falls) *Log {
 		if latest := now.Add(falls.Spell); falls.Until.After(latest) {
 			falls.Until = latest
 		}
+		falls.Falls = slices.Clone(falls.Falls)
+		for i, at := range falls.Falls {
+			falls.Falls[i] = loops.Earliest(at, now)
+		}
 		rec := &record{Falls: falls}
 		l.records[rec.ID] = rec
 		l.enqueue(rec)

@@ -215,3 +215,12 @@ func TestLog_OthersTakeTheRoom_FewAreFollowed(t *testing.T) {
 		t.Errorf("%d devices are followed with room for one more, want %d", l.Len(), fewDevices+1)
 	}
 }
+
+// Falls of before the clock was set back count as of now.
+func TestNew_ClockWasSetBack_FallsAreOfNow(t *testing.T) {
+	l := New(at(0), time.Minute, device.Falls{Resource: gpu, ID: "d", Falls: []time.Time{at(60 * 24), at(60*24 + 1)}})
+	l.Fell(gpu, "d", at(61))
+	if got := suspended(l, 61); got != 0 {
+		t.Errorf("it is suspended until minute %d with one fall within an hour", got)
+	}
+}
