@@ -314,3 +314,11 @@ func (a *Allocator) LookForSuspensions(r device.ResourceName) float64 {
 		a.suspendLocked(time.Now(), false)
 	})
 }
+
+// Suspend has the suspensions of one resource changed, as the planning loop does, and returns how many resources have suspended devices then.
+func (a *Allocator) Suspend() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.suspendLocked(time.Now(), false)
+	return len(a.suspended)
+}

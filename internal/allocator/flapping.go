@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"maps"
 	"reflect"
 	"slices"
 	"time"
@@ -18,10 +19,8 @@ import (
 const (
 	// together is how long after a device others may become unhealthy for the same reason. Some plugins report one after the other.
 	together = 10 * time.Second
-	// maxFalls bounds the falls of one resource that count in that time: as many as the devices that are followed.
+	// maxFalls bounds the falls of one resource that count in that time, as many as the devices that are followed, and the records of one commit.
 	maxFalls = 1024
-	// maxFallsSaved bounds the records of one commit.
-	maxFallsSaved = 4096
 )
 
 // A downturn is the devices of a resource that have become unhealthy within a few seconds.
@@ -202,16 +201,26 @@ func (a *Allocator) writeFalls() {
 	}
 }
 
-// commitFalls writes the records that have changed. The caller has commitMu.
+// commitFalls writes all records that have changed, in parts. The caller has commitMu.
 func (a *Allocator) commitFalls() error {
+	a.mu.Lock()
+	due := slices.Collect(maps.Keys(a.unsavedFalls))
+	a.mu.Unlock()
+	for part := range slices.Chunk(due, maxFalls) {
+		if err := a.commitFallsOf(part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// commitFallsOf writes the records of these devices in one commit.
+func (a *Allocator) commitFallsOf(due []device.Key) error {
 	a.mu.Lock()
 	var save, forget []device.Falls
 	saving := map[device.Key]uint64{}
-	for d, number := range a.unsavedFalls {
-		if len(saving) == maxFallsSaved {
-			break
-		}
-		saving[d] = number
+	for _, d := range due {
+		saving[d] = a.unsavedFalls[d]
 		if rec, known := a.fallsLocked(d); known {
 			save = append(save, rec)
 		} else {
@@ -219,9 +228,6 @@ func (a *Allocator) commitFalls() error {
 		}
 	}
 	a.mu.Unlock()
-	if len(saving) == 0 {
-		return nil
-	}
 	if err := a.cfg.Store.SaveFalls(save, forget); err != nil {
 		return err
 	}
@@ -233,9 +239,6 @@ func (a *Allocator) commitFalls() error {
 			delete(a.unsavedFalls, d)
 		}
 		delete(a.suspensionsDue, d.Resource)
-	}
-	if len(a.unsavedFalls) > 0 {
-		a.scheduleWriteLocked(0)
 	}
 	loops.Signal(a.kick) // the planning loop suspends
 	return nil
@@ -251,11 +254,16 @@ func (a *Allocator) fallsLocked(d device.Key) (device.Falls, bool) {
 
 // suspendLocked brings the suspensions in force up to date with the records on disk. It returns when one ends or a record expires;
 // zero: there is none. recalled: the suspensions are those of the state file, and not new. It looks only at resources for which
-// something has changed or is due.
+// something has changed or is due, until it has changed the suspensions of one: the next are due at once.
 func (a *Allocator) suspendLocked(now time.Time, recalled bool) (next time.Time) {
+	changed := false
 	for r, resource := range a.ledger.Resources {
-		if due, known := a.suspensionsDue[r]; known && (due.IsZero() || now.Before(due)) {
+		switch due, known := a.suspensionsDue[r]; {
+		case known && (due.IsZero() || now.Before(due)):
 			next = loops.Earliest(next, due)
+			continue
+		case changed && !recalled:
+			next = now
 			continue
 		}
 		all, before := device.Cordons{}, a.suspended.Of(r)
@@ -278,6 +286,7 @@ func (a *Allocator) suspendLocked(now time.Time, recalled bool) (next time.Time)
 		if len(ended)+len(begun) == 0 {
 			continue
 		}
+		changed = true
 		for _, c := range begun {
 			a.cfg.Log.Warn("device is suspended", "resource", r, "device", c.ID, "why", c.Reason)
 			if _, already := before[r][c.ID]; !recalled && !already {

@@ -2,6 +2,8 @@ package allocator_test
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -307,6 +309,45 @@ func TestFlapping_UncordonFailsHalfway_DiskAndMemoryAgree(t *testing.T) {
 	}, suspending)
 }
 
+// Very many records wait to be written, which takes several commits: what an operator has changed is durable all the same when Uncordon returns.
+func TestFlapping_UncordonWithManyUnsaved_IsDurable(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		const n = 20
+		fallen := make([]int, 600)
+		for i := range fallen {
+			fallen[i] = i
+		}
+		r.plugins.stock(gpu, n+1)
+		for range 3 {
+			synctest.Wait() // the list before has been received
+			r.plugins.stock(gpu, n+1, fallen[:n]...)
+			r.after(11 * time.Second)
+			r.plugins.stock(gpu, n+1)
+		}
+		suspended := slices.Collect(maps.Values(r.Resources().ByName[gpu].Cordoned))
+		r.disk.failsFalls(errors.New("full"))
+		for _, other := range []device.ResourceName{nic, "vendor.com/other"} {
+			r.plugins.stock(other, len(fallen)+1)
+			synctest.Wait()
+			r.plugins.stock(other, len(fallen)+1, fallen...)
+		}
+		r.after(11 * time.Second)
+		r.disk.failsFalls(nil)
+		if _, err := r.Uncordon(suspended); err != nil || len(suspended) != n {
+			t.Fatalf("%d devices were suspended, want %d; %v", len(suspended), n, err)
+		}
+		saved := map[device.ResourceName]int{}
+		has, _ := r.store.State()
+		for _, rec := range has.Falls {
+			saved[rec.Resource]++
+		}
+		if saved[gpu] != 0 || saved[nic] != len(fallen) || saved["vendor.com/other"] != len(fallen) {
+			t.Errorf("on disk are %v: a crash would have devices suspended again, or forget falls", saved)
+		}
+	}, suspending)
+}
+
 // A resource that cannot be forgotten after all keeps its records.
 func TestFlapping_ForgetFails_DeviceStaysSuspended(t *testing.T) {
 	t.Parallel()
@@ -352,6 +393,30 @@ func TestFlapping_ManyAreSuspended_OtherResourcesCostTheSame(t *testing.T) {
 		}
 		if made := r.LookForSuspensions(nic); made > 20 {
 			t.Errorf("a look at another resource makes %v objects", made)
+		}
+	}, suspending)
+}
+
+// Suspensions of several resources that end together cost one hold of the lock each.
+func TestFlapping_ManyEndTogether_OneResourceAtATime(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		all := []device.ResourceName{gpu, nic, "vendor.com/other"}
+		for i := range 6 {
+			for _, one := range all {
+				r.plugins.stock(one, 3, []int{0}[:i%2]...)
+			}
+			r.after(12 * time.Second)
+		}
+		if n := r.Suspend(); n != len(all) {
+			t.Fatalf("devices of %d resources are suspended, want %d", n, len(all))
+		}
+		r.stop()
+		r.after(2 * time.Hour)
+		for left := range len(all) {
+			if n := r.Suspend(); n != len(all)-1-left {
+				t.Errorf("after look %d devices of %d resources are suspended", left+1, n)
+			}
 		}
 	}, suspending)
 }

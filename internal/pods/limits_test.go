@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -159,6 +160,13 @@ func TestLimit_OfAllPods(t *testing.T) {
 	_ = s.Add(crowd("bare", 3000, 0, 0))
 	if p, known := d.bound["bare"]; !known || p.Containers != nil {
 		t.Errorf("a pod without devices: known %v, with %d containers", known, len(p.Containers))
+	}
+	gone, _ := reader{}.pod(named("gone"))
+	_ = s.Add(named("gone"))
+	left := s.left[gone.demand.Pod]
+	_ = s.Delete(cache.DeletedFinalStateUnknown{Key: keyOf(gone.demand.Pod).String()})
+	if !left || s.left[gone.demand.Pod] {
+		t.Errorf("one without room: left out %v, and after its deletion %v", left, s.left[gone.demand.Pod])
 	}
 	_ = s.Delete(named("p0"))
 	_ = s.Delete(named("p1"))
