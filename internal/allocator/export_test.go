@@ -322,3 +322,42 @@ func (a *Allocator) Suspend() int {
 	a.suspendLocked(time.Now(), false)
 	return len(a.suspended)
 }
+
+// Downturns has the falls of one downturn counted, as the planning loop does, and returns how many are left.
+func (a *Allocator) Downturns() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.judgeFallsLocked(time.Now())
+	return len(a.downturns)
+}
+
+// FollowedFalls returns how many devices have a record of their falls.
+func (a *Allocator) FollowedFalls() (n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, l := range a.flapping {
+		n += l.Len()
+	}
+	return n
+}
+
+// SuspensionsKnown reports whether the planning loop knows when the suspensions of a resource change.
+func (a *Allocator) SuspensionsKnown(r device.ResourceName) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	_, known := a.suspensionsDue[r]
+	return known
+}
+
+// WatchFailures looks at failures once, as the planning loop does.
+func (a *Allocator) WatchFailures() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.watchFailuresLocked(time.Now())
+}
+
+// Refresh takes over changed offers, as the planning loop does.
+func (a *Allocator) Refresh() { a.refresh() }
+
+// Late has f called as soon as the lock is given back.
+func (a *Allocator) Late(f func()) { a.mu.do(f) }

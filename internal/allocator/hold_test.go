@@ -1,0 +1,160 @@
+package allocator_test
+
+import (
+	"fmt"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/failures"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/store"
+)
+
+// Work that grows with a plugin's resources is done in parts, and the lock is free between two parts.
+
+func many(n int) (all []int) {
+	for i := range n {
+		all = append(all, i)
+	}
+	return all
+}
+
+func TestRefresh_ManyListsChange_LockIsGivenBackBetweenThem(t *testing.T) {
+	t.Parallel()
+	books, err := store.Open(store.Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer books.Close()
+	plugins := newShop()
+	var a *allocator.Allocator
+	taken, others := 0, 0
+	a = allocator.New(allocator.Config{
+		Registry: plugins, Plugins: plugins, Store: books, Notifier: plugins, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		Suspends: func(device.ResourceName) bool { // called for each list that is taken over with devices that have fallen
+			if others != taken {
+				t.Errorf("%d lists have been taken over, and others have had the lock %d times", taken, others)
+			}
+			taken++
+			a.Late(func() { others++ })
+			return false
+		},
+	})
+	const n = 5
+	for _, bad := range [][]int{nil, {0}} {
+		for i := range n {
+			plugins.stock(device.ResourceName(fmt.Sprint("vendor.com/r", i)), 2, bad...)
+		}
+		a.Refresh()
+	}
+	if taken != n {
+		t.Errorf("%d lists have been taken over, want %d", taken, n)
+	}
+}
+
+func TestFlapping_ManyDownturnsEnd_OneIsJudgedAtATime(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		all := []device.ResourceName{gpu, nic, "vendor.com/other"}
+		for _, bad := range [][]int{nil, {0}} {
+			for _, one := range all {
+				r.plugins.stock(one, 3, bad...)
+			}
+			synctest.Wait()
+		}
+		r.stop()
+		r.after(11 * time.Second)
+		for left := len(all) - 1; left >= 0; left-- {
+			if n := r.Downturns(); n != left {
+				t.Errorf("%d downturns are left, want %d", n, left)
+			}
+		}
+	}, suspending)
+}
+
+func TestFlapping_OneResourceChanges_OthersAreNotLookedAt(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
+		r.plugins.stock(nic, 3)
+		synctest.Wait()
+		r.plugins.stock(nic, 3, 0)
+		r.after(time.Second)
+		r.stop()
+		if !r.SuspensionsKnown(gpu) || !r.SuspensionsKnown(nic) {
+			t.Fatal("the planning loop has not looked at the suspensions")
+		}
+		time.Sleep(11 * time.Second)
+		r.Downturns()
+		if r.SuspensionsKnown(nic) || !r.SuspensionsKnown(gpu) {
+			t.Errorf("after a fall they are known: %v, of the other resource %v", r.SuspensionsKnown(nic), r.SuspensionsKnown(gpu))
+		}
+		for range 2 { // nic's record stays unwritten
+			r.Suspend()
+		}
+		r.plugins.offer(nic, func(o *device.Offer) { o.Session++ })
+		r.Refresh()
+		if r.SuspensionsKnown(nic) || !r.SuspensionsKnown(gpu) {
+			t.Errorf("after the return of a plugin they are known: %v, of the other resource %v", r.SuspensionsKnown(nic), r.SuspensionsKnown(gpu))
+		}
+	}, suspending)
+}
+
+func TestFlapping_VeryManyResources_FollowedDevicesAreBounded(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		const n, each, room, few = 6, 1024, 4096, 32
+		for _, bad := range [][]int{nil, many(each)} {
+			for i := range n {
+				r.plugins.stock(device.ResourceName(fmt.Sprint("vendor.com/r", i)), each+1, bad...)
+			}
+			synctest.Wait()
+		}
+		r.after(11 * time.Second)
+		if got, want := r.FollowedFalls(), room+(n-room/each)*few; got != want {
+			t.Errorf("%d devices are followed, want %d", got, want)
+		}
+	}, suspending)
+}
+
+func TestWatchFailures_ManyResources_LimitIsOfAll(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		const each = failures.MaxWatched*2/3 + 1
+		all := []device.ResourceName{gpu, nic}
+		for _, one := range all {
+			r.plugins.stock(one, each)
+			synctest.Wait()
+			r.bind("p-"+string(one), wants("main", device.App, one, each))
+			synctest.Wait()
+		}
+		counted := func() (n int) {
+			for _, one := range all {
+				n += int(r.metric("devmgrd_device_failures_total", string(one)))
+			}
+			return n
+		}
+		for _, one := range all {
+			r.plugins.stock(one, 0)
+		}
+		synctest.Wait()
+		before := counted()
+		r.stop()
+		r.after(11 * time.Second)
+		r.WatchFailures()
+		if got := counted() - before; got == 0 || got > failures.MaxWatched {
+			t.Errorf("%d devices have been looked at in one hold of the lock, want %d at most", got, failures.MaxWatched)
+		}
+		for range 3 { // each device is looked at twice: it counts as failed, and its failure lasts
+			r.WatchFailures()
+		}
+		if got := counted() - before; got != 2*each {
+			t.Errorf("%d devices have been looked at, want %d", got, 2*each)
+		}
+	})
+}
