@@ -306,9 +306,7 @@ func (a *Allocator) refresh() {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.retractLocked(offers) {
-		a.changedLocked()
-	}
+	changed := a.retractLocked(offers)
 	for r, n := range fresh {
 		a.mu.Unlock() // let the runtime's questions in
 		a.mu.Lock()
@@ -320,12 +318,14 @@ func (a *Allocator) refresh() {
 		if back { // another process of the plugin may grant what the last one has refused
 			delete(a.suspensionsDue, r)
 		}
-		changed := a.ledger.Accept(r, n.offer, n.listing, n.changed)
+		examine := a.ledger.Accept(r, n.offer, n.listing, n.changed)
 		a.refreshCordonsLocked(r) // a device may have been cordoned meanwhile
-		a.examineLocked(r, changed)
+		a.examineLocked(r, examine)
 		a.fellLocked(r, n.fallen, n.before, time.Now())
 		a.wakeLocked(r, back)
-		a.changedLocked()
+	}
+	if changed || len(fresh) > 0 {
+		a.changedLocked() // once: each reader looks at all resources
 	}
 }
 

@@ -24,8 +24,10 @@ func many(n int) (all []int) {
 	return all
 }
 
-func TestRefresh_ManyListsChange_LockIsGivenBackBetweenThem(t *testing.T) {
-	t.Parallel()
+// refreshMany has an allocator take over several lists at once, in which devices have fallen. It calls taking with the lock held for each of them, by
+// its number.
+func refreshMany(t *testing.T, before func(*allocator.Allocator), taking func(a *allocator.Allocator, number int)) {
+	t.Helper()
 	books, err := store.Open(store.Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
@@ -33,27 +35,56 @@ func TestRefresh_ManyListsChange_LockIsGivenBackBetweenThem(t *testing.T) {
 	defer books.Close()
 	plugins := newShop()
 	var a *allocator.Allocator
-	taken, others := 0, 0
+	taken := 0
 	a = allocator.New(allocator.Config{
 		Registry: plugins, Plugins: plugins, Store: books, Notifier: plugins, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
-		Suspends: func(device.ResourceName) bool { // called for each list that is taken over with devices that have fallen
-			if others != taken {
-				t.Errorf("%d lists have been taken over, and others have had the lock %d times", taken, others)
-			}
+		Suspends: func(device.ResourceName) bool { // called for each list with devices that have fallen
+			taking(a, taken)
 			taken++
-			a.Late(func() { others++ })
 			return false
 		},
 	})
 	const n = 5
-	for _, bad := range [][]int{nil, {0}} {
+	stock := func(bad ...int) {
 		for i := range n {
 			plugins.stock(device.ResourceName(fmt.Sprint("vendor.com/r", i)), 2, bad...)
 		}
-		a.Refresh()
 	}
+	stock()
+	a.Refresh()
+	stock(0)
+	before(a)
+	a.Refresh()
 	if taken != n {
 		t.Errorf("%d lists have been taken over, want %d", taken, n)
+	}
+}
+
+func TestRefresh_ManyListsChange_LockIsGivenBackBetweenThem(t *testing.T) {
+	t.Parallel()
+	others := 0
+	refreshMany(t, func(*allocator.Allocator) {}, func(a *allocator.Allocator, taken int) {
+		if others != taken {
+			t.Errorf("%d lists have been taken over, and others have had the lock %d times", taken, others)
+		}
+		a.Late(func() { others++ })
+	})
+}
+
+func TestRefresh_ManyListsChange_ReadersLookOnce(t *testing.T) {
+	t.Parallel()
+	var updated <-chan struct{}
+	refreshMany(t, func(a *allocator.Allocator) { updated = a.Updated() }, func(_ *allocator.Allocator, taken int) {
+		select {
+		case <-updated:
+			t.Errorf("readers look after %d lists", taken)
+		default:
+		}
+	})
+	select {
+	case <-updated:
+	default:
+		t.Error("readers do not look after the last list")
 	}
 }
 
