@@ -361,3 +361,10 @@ func (a *Allocator) Refresh() { a.refresh() }
 
 // Late has f called as soon as the lock is given back.
 func (a *Allocator) Late(f func()) { a.mu.do(f) }
+
+// NotedRetired returns how many forgotten resources are noted to be taken off the Node.
+func (a *Allocator) NotedRetired() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.retired)
+}

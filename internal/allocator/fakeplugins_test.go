@@ -49,7 +49,8 @@ type fakePlugins struct {
 	haunted     map[device.PodUID]bool // pods with processes
 	walks       int                    // how often the host has been asked about a pod
 	forgetFails bool
-	blind       error // why the host cannot list the pods with processes
+	forgotten   func() // Forget calls it when it has dropped the resource
+	blind       error  // why the host cannot list the pods with processes
 	prepare     func(ctx context.Context) error
 	prepareIDs  func([]device.ID) // the same, with the devices
 	cdi         bool              // Allocate answers with CDI devices
@@ -203,6 +204,11 @@ func (s *fakePlugins) Forget(r device.ResourceName) error {
 		return &device.InUseError{Resource: r, Serving: true}
 	}
 	delete(s.offers, r)
+	if s.forgotten != nil {
+		s.mu.Unlock()
+		s.forgotten()
+		s.mu.Lock()
+	}
 	return nil
 }
 

@@ -76,7 +76,9 @@ func (a *Allocator) forget(r device.ResourceName, displaces bool) (lifted []devi
 	delete(a.flapping, r)
 	delete(a.downturns, r)
 	delete(a.suspensionsDue, r)
-	a.retired[r] = true
+	if resource := a.ledger.Resources[r]; resource == nil || !resource.Offered() || resource.Offer().State != device.Serving { // a plugin may have registered it meanwhile
+		a.retired[r] = true
+	}
 	a.cordonsChangedLocked([]device.Cordon{{Resource: r}})
 	a.metrics.forget(r)
 	if a.cfg.Releaser != nil {

@@ -144,6 +144,27 @@ func TestForgottenTooEarly(t *testing.T) {
 	})
 }
 
+// The plugin's record removes the note of the state file, and nothing would ever remove the one in memory.
+func TestForget_PluginRegistersMeanwhile_NoNoteIsLeft(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.plugins.lose(gpu)
+		r.check()
+		r.plugins.forgotten = func() {
+			r.plugins.stock(gpu, 3)
+			r.Refresh()
+		}
+		if _, err := r.Forget(gpu); err != nil {
+			t.Fatal(err)
+		}
+		if n := r.NotedRetired(); n != 0 {
+			t.Errorf("%d notes are left of a resource that is served", n)
+		}
+		r.published(numbers{gpu: 3})
+	})
+}
+
 // A busy device is its ended pod's, over restarts too. So its resource stays known until the device is proved free.
 func TestForget_BusyDevice_KeepsItsResource(t *testing.T) {
 	t.Parallel()
