@@ -368,3 +368,10 @@ func (a *Allocator) NotedRetired() int {
 	defer a.mu.Unlock()
 	return len(a.retired)
 }
+
+// UnsavedFalls returns how many devices have a record of their falls that is not on disk.
+func (a *Allocator) UnsavedFalls() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.unsavedFalls)
+}

@@ -19,7 +19,8 @@ import (
 const (
 	// together is how long after a device others may become unhealthy for the same reason. Some plugins report one after the other.
 	together = 10 * time.Second
-	// maxFalls bounds the falls of one resource that count in that time, as many as the devices that are followed, and the records of one commit.
+	// maxFalls bounds the falls of one resource that count in that time, as many as the devices that are followed, and the records of one commit. While so
+	// many are not on disk, no new ones are made: a record that makes room for another one has to be written too.
 	maxFalls = 1024
 )
 
@@ -85,8 +86,11 @@ func (a *Allocator) fellLocked(r device.ResourceName, ids []device.ID, before *l
 }
 
 // judgeFallsLocked counts the falls of one downturn that has ended. If all healthy devices of several have fallen, it counts for none: the
-// driver or the plugin has failed. It returns when the next downturn ends, which may be now; zero: there is none.
+// driver or the plugin has failed. It returns when the next downturn ends, which may be now; zero: there is none, or a commit comes first.
 func (a *Allocator) judgeFallsLocked(now time.Time) (next time.Time) {
+	if a.fallsPileUpLocked() {
+		return time.Time{}
+	}
 	judged := false
 	for r, d := range a.downturns {
 		if judged || now.Before(d.ends) {
@@ -112,6 +116,9 @@ func (a *Allocator) judgeFallsLocked(now time.Time) (next time.Time) {
 	}
 	return next
 }
+
+// fallsPileUpLocked reports whether so many records are not on disk that no new ones are made.
+func (a *Allocator) fallsPileUpLocked() bool { return len(a.unsavedFalls) >= maxFalls }
 
 // logLocked returns the record of a resource's falls, which is made if there is none.
 func (a *Allocator) logLocked(r device.ResourceName, now time.Time) *flapping.Log {
@@ -163,7 +170,10 @@ func (a *Allocator) Examined(r device.ResourceName, id device.ID, objection stri
 	if !a.examinableLocked(r, id) {
 		return
 	}
-	before, _ := a.fallsLocked(device.Key{Resource: r, ID: id})
+	before, known := a.fallsLocked(device.Key{Resource: r, ID: id})
+	if !known && a.fallsPileUpLocked() {
+		return // the next run finds the same
+	}
 	l := a.logLocked(r, now)
 	changed, gone := l.Object(r, id, objection, now)
 	if gone != "" {
@@ -240,7 +250,7 @@ func (a *Allocator) commitFallsOf(due []device.Key) error {
 		}
 		delete(a.suspensionsDue, d.Resource)
 	}
-	loops.Signal(a.kick) // the planning loop suspends
+	loops.Signal(a.kick) // the planning loop suspends, and counts further falls
 	return nil
 }
 

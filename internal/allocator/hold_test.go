@@ -1,8 +1,10 @@
 package allocator_test
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -149,6 +151,33 @@ func TestFlapping_VeryManyResources_FollowedDevicesAreBounded(t *testing.T) {
 		r.after(11 * time.Second)
 		if got, want := r.FollowedFalls(), room+(n-room/each)*few; got != want {
 			t.Errorf("%d devices are followed, want %d", got, want)
+		}
+	}, suspending)
+}
+
+func TestFlapping_DiskIsFull_UnwrittenRecordsAreBounded(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		const rounds, each = 4, 1024
+		r.disk.failsFalls(errors.New("full"))
+		all := many(rounds * each)
+		fall := func(bad []int) {
+			r.plugins.stock(gpu, len(all)+1)
+			synctest.Wait()
+			r.plugins.stock(gpu, len(all)+1, bad...)
+			r.after(11 * time.Second)
+		}
+		for bad := range slices.Chunk(all, each) {
+			fall(bad)
+			r.Examined(gpu, device.ID(fmt.Sprint("d", len(all))), "bad")
+		}
+		if n := r.UnsavedFalls(); n != each {
+			t.Errorf("%d devices have a record that is not on disk, want %d", n, each)
+		}
+		r.disk.failsFalls(nil)
+		r.after(5 * time.Second)
+		if unsaved, waiting := r.UnsavedFalls(), r.Downturns(); unsaved+waiting != 0 {
+			t.Errorf("the disk is writable again: %d records are not on it, and %d downturns wait", unsaved, waiting)
 		}
 	}, suspending)
 }
