@@ -36,7 +36,16 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 // Uncordon returns devices to service, unless the Node's annotation declares them cordoned too. It ends suspensions as well. It returns
 // those that were cordoned or suspended and ignores the others. An unknown device makes it change nothing, as with Cordon, and so does a device that is
 // cordoned by the annotation only: a *device.DeclaredCordonError. With a busy device of an ended pod, all of that pod's devices are released.
-func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, err error) {
+func (a *Allocator) Uncordon(devices []device.Cordon) ([]device.Cordon, error) {
+	lifted, err := a.uncordon(devices)
+	if err != nil {
+		return nil, err
+	}
+	return lifted, a.commitFalls() // an error: the writer tries again
+}
+
+// uncordon is Uncordon, and leaves the records of falls to be written.
+func (a *Allocator) uncordon(devices []device.Cordon) (lifted []device.Cordon, err error) {
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
 	if err := a.checkKnown(devices); err != nil {
@@ -67,6 +76,7 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 		}
 	}
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	for _, d := range devices {
 		if c, busy := a.acceptLocked(d); busy {
 			accepted = append(accepted, c)
@@ -87,8 +97,7 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 		a.cfg.Log.Info("device uncordoned", "resource", c.Resource, "device", c.ID)
 	}
 	a.cordonsChangedLocked(lifted)
-	a.mu.Unlock()
-	return append(lifted, accepted...), a.commitFalls() // an error: the writer tries again
+	return append(lifted, accepted...), nil
 }
 
 // DeclareCordons replaces the cordons that the Node's annotation declares. They are in force next to those of Cordon and

@@ -375,3 +375,6 @@ func (a *Allocator) UnsavedFalls() int {
 	defer a.mu.Unlock()
 	return len(a.unsavedFalls)
 }
+
+// WriteFalls makes the records of falls durable, as the writer does.
+func (a *Allocator) WriteFalls() { a.writeFalls() }

@@ -198,8 +198,6 @@ func (a *Allocator) recordLocked(r device.ResourceName, id device.ID) {
 
 // writeFalls makes the records of fallen devices durable, and then suspends those that have fallen too often.
 func (a *Allocator) writeFalls() {
-	a.commitMu.Lock()
-	defer a.commitMu.Unlock()
 	if err := a.commitFalls(); err != nil {
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -211,7 +209,7 @@ func (a *Allocator) writeFalls() {
 	}
 }
 
-// commitFalls writes all records that have changed, in parts. The caller has commitMu.
+// commitFalls writes all records that have changed, in parts, between which pods are written. They are durable when it returns nil.
 func (a *Allocator) commitFalls() error {
 	a.mu.Lock()
 	due := slices.Collect(maps.Keys(a.unsavedFalls))
@@ -226,11 +224,17 @@ func (a *Allocator) commitFalls() error {
 
 // commitFallsOf writes the records of these devices in one commit.
 func (a *Allocator) commitFallsOf(due []device.Key) error {
+	a.commitMu.Lock()
+	defer a.commitMu.Unlock()
 	a.mu.Lock()
 	var save, forget []device.Falls
 	saving := map[device.Key]uint64{}
 	for _, d := range due {
-		saving[d] = a.unsavedFalls[d]
+		number, unsaved := a.unsavedFalls[d]
+		if !unsaved {
+			continue // it has been written meanwhile
+		}
+		saving[d] = number
 		if rec, known := a.fallsLocked(d); known {
 			save = append(save, rec)
 		} else {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -180,6 +182,62 @@ func TestFlapping_DiskIsFull_UnwrittenRecordsAreBounded(t *testing.T) {
 			t.Errorf("the disk is writable again: %d records are not on it, and %d downturns wait", unsaved, waiting)
 		}
 	}, suspending)
+}
+
+// A slowDisk takes a moment for each commit of falls, of which it counts those that have begun.
+type slowDisk struct {
+	*store.Store
+	begun   atomic.Int32
+	began   func()       // called in the first
+	between atomic.Int32 // how many had begun when cordons were written
+}
+
+func (d *slowDisk) SaveFalls(save, forget []device.Falls) error {
+	if d.begun.Add(1) == 1 {
+		d.began()
+	}
+	time.Sleep(20 * time.Millisecond)
+	return d.Store.SaveFalls(save, forget)
+}
+
+func (d *slowDisk) SaveDeclaredCordons(all []device.Cordon) error {
+	d.between.Store(d.begun.Load())
+	return d.Store.SaveDeclaredCordons(all)
+}
+
+func TestFlapping_ManyRecordsAreWritten_OtherCommitsComeBetween(t *testing.T) {
+	t.Parallel()
+	books, err := store.Open(store.Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer books.Close()
+	const parts = 10
+	var falls []device.Falls
+	for _, i := range many(parts * 1024) {
+		falls = append(falls, device.Falls{Resource: gpu, ID: device.ID(fmt.Sprint("d", i))})
+	}
+	plugins, disk := newShop(), &slowDisk{Store: books}
+	a := allocator.New(allocator.Config{
+		Registry: plugins, Plugins: plugins, Store: disk, Notifier: plugins, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		Falls: falls, // nothing is known of them any longer: their records are removed
+	})
+	var other sync.WaitGroup
+	disk.began = func() {
+		other.Go(func() {
+			if err := a.DeclareCordons([]device.Cordon{{Resource: gpu, ID: "d0"}}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	a.WriteFalls()
+	other.Wait()
+	if n := a.UnsavedFalls(); n != 0 {
+		t.Errorf("%d records are not on disk", n)
+	}
+	if n := disk.between.Load(); n == parts {
+		t.Errorf("another commit has waited for all %d of the falls", n)
+	}
 }
 
 func TestWatchFailures_ManyResources_LimitIsOfAll(t *testing.T) {
