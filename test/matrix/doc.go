@@ -8,7 +8,7 @@
 // lacks a feature (see [cluster.Feature]) expects devmgrd's refusal instead, and says so in a line "LACKS ...", which becomes a note of
 // the table. Everything else counts as a failure.
 //
-// The command cmd/matrix writes the outcomes to results.yaml. The tables of docs/compatibility.md and README.md are made of that file,
+// The command cmd/matrix writes the outcomes to results.yaml. docs/compatibility.md and a sentence of README.md are made of that file,
 // and test/rules compares them.
 //
 //	make matrix                                # all cells, an hour and a half on two cores once the programs are built

@@ -94,7 +94,7 @@ var notes = map[cluster.Feature]string{
 // features are those of notes in a fixed order: a note has its number by that order.
 var features = []cluster.Feature{cluster.CDI, cluster.Permissions, cluster.Arguments, cluster.Validation, cluster.Policies, cluster.PodGet}
 
-// A group is the cells of one table: those that differ in one program.
+// A group is the cells that differ in one program.
 type group struct {
 	title string
 	has   func(Cell) bool
@@ -117,110 +117,123 @@ func (g group) of(cells []Cell) []Cell {
 	return slices.DeleteFunc(slices.Clone(cells), func(c Cell) bool { return !g.has(c) })
 }
 
-// Summary returns the table of README.md: a line for releases with the same outcome.
+// Summary returns the sentence of README.md: the releases with which all tests pass, and those that lack features.
 func Summary(cells []Cell) string {
+	var whole, partly, others []string
+	for _, g := range groups {
+		names := map[bool][]string{} // by whether something is missing
+		for _, c := range g.of(cells) {
+			if strings.HasPrefix(c.passed(), fmt.Sprintf("%d ", len(Tests))) {
+				names[c.lacks() != ""] = append(names[c.lacks() != ""], g.head(c))
+			} else {
+				if !slices.Contains(others, c.Name()) { // the newest of both is in both groups
+					others = append(others, c.Name())
+				}
+			}
+		}
+		for lacking, all := range map[bool]*[]string{false: &whole, true: &partly} {
+			if names[lacking] != nil {
+				*all = append(*all, g.list(names[lacking]))
+			}
+		}
+	}
+	text := fmt.Sprintf("All %d pass on %s. ", len(Tests), strings.Join(whole, ", on "))
+	if partly != nil {
+		text += fmt.Sprintf("They pass on %s too, which lack features: devmgrd refuses what needs these. ", strings.Join(partly, ", on "))
+	}
+	if others != nil {
+		text += "Some fail on " + strings.Join(others, ", ") + ". "
+	}
+	return strings.TrimSpace(text) + "\n"
+}
+
+// list names releases of the group.
+func (g group) list(heads []string) string {
+	names := strings.ReplaceAll(strings.Join(heads, ", "), ", containerd ", ", ")
+	if g.title == kubernetes {
+		names = kubernetes + " " + names
+	}
+	return names
+}
+
+// Markdown returns the part of docs/compatibility.md that the results make: what each release has shown, what it lacks, and the tests.
+func Markdown(cells []Cell) string {
 	var b strings.Builder
-	b.WriteString("\n| releases | tests | missing features that the tests met |\n|---|---|---|\n")
+	b.WriteString("\n| releases | tests | lacks | played |\n|---|---|---|---|\n")
 	for _, g := range groups {
 		releases := map[string][]string{} // by the rest of the line
 		var lines []string
 		for _, c := range g.of(cells) {
-			passed := 0
-			for _, t := range Tests {
-				if c.Outcomes[t.Name].Passed {
-					passed++
-				}
-			}
-			line := fmt.Sprintf("%d of %d pass | %s |", passed, len(Tests), strings.Join(c.lacks(), ", "))
+			line := fmt.Sprintf("%s | %s | %s |", c.passed(), c.lacks(), c.Date)
 			if releases[line] == nil {
 				lines = append(lines, line)
 			}
 			releases[line] = append(releases[line], g.head(c))
 		}
 		for _, line := range lines {
-			names := strings.ReplaceAll(strings.Join(releases[line], ", "), ", containerd ", ", ")
-			if g.title == kubernetes {
-				names = kubernetes + " " + names
-			}
-			fmt.Fprintf(&b, "| %s | %s\n", names, line)
+			fmt.Fprintf(&b, "| %s | %s\n", g.list(releases[line]), line)
 		}
 	}
-	return b.String() + "\n"
-}
-
-// lacks names what the tests have found missing, in the order of features.
-func (c Cell) lacks() (names []string) {
-	for _, f := range features {
-		for _, o := range c.Outcomes {
-			if slices.Contains(o.Lacks, f) {
-				names = append(names, string(f))
-				break
-			}
-		}
-	}
-	return names
-}
-
-// Markdown returns the tables of docs/compatibility.md.
-func Markdown(cells []Cell) string {
-	var b strings.Builder
-	for _, g := range groups {
-		columns := g.of(cells)
-		if len(columns) == 0 {
-			continue
-		}
-		fmt.Fprintf(&b, "\n### %s\n\n| what is tested |", g.title)
-		for _, c := range columns {
-			fmt.Fprintf(&b, " %s |", g.head(c))
-		}
-		b.WriteString("\n|---|" + strings.Repeat("---|", len(columns)) + "\n")
-		for _, t := range Tests {
-			fmt.Fprintf(&b, "| %s: `%s` |", t.Shows, t.Name)
-			for _, c := range columns {
-				fmt.Fprintf(&b, " %s |", mark(c, t.Name))
-			}
-			b.WriteString("\n")
-		}
-		b.WriteString("| played on |")
-		for _, c := range columns {
-			fmt.Fprintf(&b, " %s |", c.Date)
-		}
-		b.WriteString("\n")
-		if g.title != kubernetes {
-			b.WriteString("| with Kubernetes |")
-			for _, c := range columns {
-				fmt.Fprintf(&b, " %s |", c.Version)
-			}
-			b.WriteString("\n")
-		}
-	}
-	b.WriteString("\n")
+	fmt.Fprintf(&b, "\nThe runtimes were played with %s, Kubernetes with %s.\n\n",
+		distinct(groups[0].of(cells), func(c Cell) string { return kubernetes + " " + c.Version }),
+		distinct(slices.DeleteFunc(groups[1].of(cells), func(c Cell) bool { return c.Containerd != "" }), func(c Cell) string { return c.Runtime }))
 	for i, f := range features {
 		fmt.Fprintf(&b, "%d. %s\n", i+1, notes[f])
+	}
+	b.WriteString("\nThe tests show:\n\n")
+	for _, t := range Tests {
+		fmt.Fprintf(&b, "- %s: `%s`\n", t.Shows, t.Name)
 	}
 	return b.String()
 }
 
-// mark is one outcome in a table.
-func mark(c Cell, test string) string {
-	o, played := c.Outcomes[test]
-	if !played {
-		return "not played"
-	}
-	text := "ok"
-	if !o.Passed {
-		text = "**fails**"
-	}
-	var numbers []string
-	for i, f := range features {
-		if slices.Contains(o.Lacks, f) {
-			numbers = append(numbers, fmt.Sprint(i+1))
+// distinct names what cells have, each once.
+func distinct(cells []Cell, of func(Cell) string) string {
+	var names []string
+	for _, c := range cells {
+		if name := of(c); !slices.Contains(names, name) {
+			names = append(names, name)
 		}
 	}
-	if numbers != nil {
-		text += " (" + strings.Join(numbers, ", ") + ")"
+	return strings.Join(names, ", ")
+}
+
+// passed counts the tests that have passed, and names those that have not.
+func (c Cell) passed() string {
+	passed := 0
+	var failed, missing []string
+	for _, t := range Tests {
+		switch o, played := c.Outcomes[t.Name]; {
+		case !played:
+			missing = append(missing, "`"+t.Name+"`")
+		case !o.Passed:
+			failed = append(failed, "`"+t.Name+"`")
+		default:
+			passed++
+		}
+	}
+	text := fmt.Sprintf("%d of %d pass", passed, len(Tests))
+	if failed != nil {
+		text += "; **fails**: " + strings.Join(failed, ", ")
+	}
+	if missing != nil {
+		text += "; not played: " + strings.Join(missing, ", ")
 	}
 	return text
+}
+
+// lacks numbers the notes on what the tests have found missing.
+func (c Cell) lacks() string {
+	var numbers []string
+	for i, f := range features {
+		for _, o := range c.Outcomes {
+			if slices.Contains(o.Lacks, f) {
+				numbers = append(numbers, fmt.Sprint(i+1))
+				break
+			}
+		}
+	}
+	return strings.Join(numbers, ", ")
 }
 
 // Table is the outcomes for a terminal: a line for each test that is not simply passed, and the counts.

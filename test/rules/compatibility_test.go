@@ -9,7 +9,7 @@ import (
 	"github.com/devmgrd/devmgrd/test/matrix"
 )
 
-// The tables of compatibility are made of the results of make matrix, and the tests in them exist.
+// The table of compatibility is made of the results of make matrix, and the tests in them exist.
 func TestCompatibility(t *testing.T) {
 	cells, err := matrix.Results()
 	if err != nil {
