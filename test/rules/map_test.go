@@ -21,8 +21,8 @@ type mapped struct {
 	Run     []string // make targets
 }
 
-// The map in CONTRIBUTING.md has each package once, names tests and targets that exist, and has the measured times.
-func TestMap_EachPackage_IsInContributing(t *testing.T) {
+// The map has each package once, and names tests and targets that exist.
+func TestMap_EachPackage_HasTestsThatExist(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "test/map.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -34,62 +34,29 @@ func TestMap_EachPackage_IsInContributing(t *testing.T) {
 		t.Fatal(err)
 	}
 	tests := endToEnd(t)
-	inMainJob, err := declared(filepath.Join(root, "test/mainjob"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	seconds := measured(t)
-	var table strings.Builder
-	table.WriteString("| package | unit tests | main job | end to end | also |\n|---|---|---|---|---|\n")
 	var packages []string
 	for _, m := range all {
 		packages = append(packages, m.Package)
-		var mainJob, onKubernetes []string
 		for _, begin := range m.Tests {
 			begins := func(name string) bool { return strings.HasPrefix(name, begin) }
-			if slices.ContainsFunc(slices.Collect(maps.Keys(inMainJob)), begins) {
-				mainJob = append(mainJob, begin)
-			}
-			if slices.ContainsFunc(slices.Collect(maps.Keys(tests)), func(name string) bool { return begins(name) && !inMainJob[name] }) {
-				onKubernetes = append(onKubernetes, begin)
-			}
 			if !slices.ContainsFunc(slices.Collect(maps.Keys(tests)), begins) {
 				t.Errorf("test/map.yaml: no test of %s begins with %s", m.Package, begin)
 			}
 		}
-		var run []string
 		for _, command := range m.Run {
 			target, _, _ := strings.Cut(command, " ")
 			if !strings.Contains(string(makefile), "\n"+target+":") {
 				t.Errorf("test/map.yaml: %s has make %s, and there is no such target", m.Package, target)
 			}
-			run = append(run, "`make "+command+"`")
 		}
-		fmt.Fprintf(&table, "| `%s` | %s | %s | %s | %s |\n", m.Package, inSeconds(seconds[m.Package]), quoted(mainJob), quoted(onKubernetes), strings.Join(run, ", "))
 	}
 	if want := productPackages(t); !slices.Equal(packages, want) {
 		t.Errorf("test/map.yaml has the packages %q, want %q", packages, want)
 	}
-	generated(t, "CONTRIBUTING.md", "test/map.yaml", table.String())
-}
-
-// quoted returns names as code, or nothing.
-func quoted(names []string) string {
-	if len(names) == 0 {
-		return ""
-	}
-	return "`" + strings.Join(names, " ") + "`"
-}
-
-func inSeconds(seconds string) string {
-	if seconds == "" || seconds == "0" {
-		return "< 1 s"
-	}
-	return seconds + " s"
 }
 
 // productPackages returns the directories below internal that have Go code, but for helpers of tests.
