@@ -2,9 +2,7 @@ package rules
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -25,33 +23,4 @@ func TestReasons_Documents_HaveTheTable(t *testing.T) {
 		fmt.Fprintf(&table, "| [`%s`](%s) | %s | %s |\n", e.Reason, strings.TrimPrefix(e.Section, "waiting.md"), e.Meaning, e.Remedy)
 	}
 	generated(t, "docs/waiting.md", "internal/device/reasons.go", table.String())
-}
-
-// The table of waits in docs/architecture.md has each reason, and no other.
-func TestReasons_Architecture_HasAll(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(root, "docs", "architecture.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, waits, _ := strings.Cut(string(text), "\n| reason | end of the wait |\n")
-	waits, _, found := strings.Cut(waits, "\n\n")
-	if !found {
-		t.Fatal("there is no table of waits")
-	}
-	named := map[string]bool{}
-	for row := range strings.Lines(waits) {
-		cells := strings.Split(row, "|")
-		for _, m := range regexp.MustCompile("`([A-Z][A-Za-z]+)`").FindAllStringSubmatch(cells[1], -1) {
-			named[m[1]] = true
-		}
-	}
-	for _, e := range device.Explanations() {
-		if !named[string(e.Reason)] {
-			t.Errorf("nothing ends %s", e.Reason)
-		}
-		delete(named, string(e.Reason))
-	}
-	for name := range named {
-		t.Errorf("%s is no reason", name)
-	}
 }
