@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// limit matches a limit that a document names, with the package and the constant that has it: 256 KiB (`internal/pods` `maxPodSize`).
-var limit = regexp.MustCompile("([0-9][0-9 ]*(?: [A-Za-z]+)?) \\(`(internal/[a-z/]+)` `([A-Za-z]+)`\\)")
+// limit matches a limit that a document names, with the package below internal and the constant that has it: 256 KiB (`pods.maxPodSize`).
+var limit = regexp.MustCompile("([0-9][0-9 ]*(?: [A-Za-z]+)?) \\(`([a-z/]+)\\.([A-Za-z]+)`\\)")
 
 // units are those of limits.
 var units = map[string]int64{
@@ -31,12 +31,12 @@ func TestLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := limit.FindAllStringSubmatch(string(text), -1)
-	if len(all) < 10 {
+	if len(all) < 70 {
 		t.Errorf("only %d limits were read", len(all))
 	}
 	for _, one := range all {
 		want, ok := amount(one[1])
-		got, err := constantOf(filepath.Join(root, one[2]), one[3])
+		got, err := constantOf(filepath.Join(root, "internal", one[2]), one[3])
 		if err != nil || !ok || got != want {
 			t.Errorf("%s: the code has %d, %v", one[0], got, err)
 		}
