@@ -40,7 +40,7 @@ func TestMetrics_Documents_HaveTheTable(t *testing.T) {
 	}
 	slices.SortFunc(all, func(a, b metric) int { return cmp.Compare(a.name, b.name) })
 	var table strings.Builder
-	table.WriteString("| name | type | meaning |\n|---|---|---|\n")
+	table.WriteString("| name | meaning |\n|---|---|\n")
 	for _, m := range all {
 		if !strings.HasSuffix(m.help, ".") {
 			t.Errorf("the help of %s is no sentence: %q", m.name, m.help)
@@ -50,7 +50,17 @@ func TestMetrics_Documents_HaveTheTable(t *testing.T) {
 		if len(m.labels) > 0 {
 			labels = "{" + strings.Join(m.labels, ", ") + "}"
 		}
-		fmt.Fprintf(&table, "| `%s%s` | %s | %s |\n", m.name, labels, m.kind, strings.TrimSuffix(m.help, "."))
+		want := "gauge"
+		switch {
+		case strings.HasSuffix(m.name, "_total"):
+			want = "counter"
+		case strings.HasSuffix(m.name, "_seconds"):
+			want = "histogram"
+		}
+		if m.kind != want {
+			t.Errorf("%s is a %s, and docs/watch.md says that a name like this is a %s's", m.name, m.kind, want)
+		}
+		fmt.Fprintf(&table, "| `%s%s` | %s |\n", m.name, labels, strings.TrimSuffix(m.help, "."))
 	}
 	generated(t, "docs/watch.md", "the metrics in internal", table.String())
 }
