@@ -40,7 +40,7 @@ func TestMetrics_Documents_HaveTheTable(t *testing.T) {
 	}
 	slices.SortFunc(all, func(a, b metric) int { return cmp.Compare(a.name, b.name) })
 	var table strings.Builder
-	table.WriteString("| name | meaning |\n|---|---|\n")
+	table.WriteString("\n")
 	for _, m := range all {
 		if !strings.HasSuffix(m.help, ".") {
 			t.Errorf("the help of %s is no sentence: %q", m.name, m.help)
@@ -60,9 +60,9 @@ func TestMetrics_Documents_HaveTheTable(t *testing.T) {
 		if m.kind != want {
 			t.Errorf("%s is a %s, and docs/watch.md says that a name like this is a %s's", m.name, m.kind, want)
 		}
-		fmt.Fprintf(&table, "| `%s%s` | %s |\n", m.name, labels, strings.TrimSuffix(m.help, "."))
+		fmt.Fprintf(&table, "- `%s%s`: %s\n", m.name, labels, strings.TrimSuffix(m.help, "."))
 	}
-	generated(t, "docs/watch.md", "the metrics in internal", table.String())
+	generated(t, "docs/watch.md", "the metrics in internal", table.String()+"\n")
 }
 
 // A metric is what a Prometheus client reads of one.
