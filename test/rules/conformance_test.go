@@ -50,22 +50,8 @@ func proofs(cell string) (all []proof, wrong string) {
 	return all, ""
 }
 
-// row returns the cells of a table's row; nil: the line is none, or the table's head.
-func row(line string) []string {
-	inside, is := strings.CutPrefix(strings.TrimSpace(line), "|")
-	inside, ends := strings.CutSuffix(inside, "|")
-	if !is || !ends {
-		return nil
-	}
-	cells := strings.Split(inside, "|")
-	for i := range cells {
-		cells[i] = strings.TrimSpace(cells[i])
-	}
-	if last := cells[len(cells)-1]; last == "devmgrd's test" || strings.Trim(last, "-") == "" && last != "" {
-		return nil
-	}
-	return cells
-}
+// threat matches a line of THREATS.md: the threat, the defence or limit, and its tests.
+var threat = regexp.MustCompile(`^- \*\*(.+)\.\*\* (.+)\. (` + "`" + `(?:internal|test|packaging)/[^` + "`" + `]*` + "` (?:`Test|\").+" + `)$`)
 
 // declared returns what the test files of a directory have, whatever their build tags: tests, and texts in quotes.
 func declared(dir string) (map[string]bool, error) {
@@ -131,33 +117,30 @@ func TestThreats(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	checkRows(t, string(text), 25)
+	_, list, begins := strings.Cut(string(text), "\n## A pod, with or without devices\n")
+	list, _, ends := strings.Cut(list, "\n## What is not defended yet\n")
+	if !begins || !ends {
+		t.Fatal("THREATS.md lacks the headings around the threats")
+	}
+	threats, rooms := 0, rooms{root: root}
+	for line := range strings.Lines(list) {
+		if !strings.HasPrefix(line, "- ") {
+			continue
+		}
+		threats++
+		parts := threat.FindStringSubmatch(strings.TrimSpace(line))
+		if parts == nil {
+			t.Errorf("not a threat, its defence and its tests: %.80s", line)
+			continue
+		}
+		rooms.prove(t, parts[1], parts[3])
+	}
+	if threats < 100 {
+		t.Errorf("only %d threats were read", threats)
+	}
 }
 
 var root = filepath.Join("..", "..")
-
-// checkRows checks the tables of a document, whose third column names tests. It has at least as many rows as least.
-func checkRows(t *testing.T, text string, least int) {
-	t.Helper()
-	rows, number := 0, 0
-	rooms := rooms{root: root}
-	for line := range strings.Lines(text) {
-		number++
-		cells := row(line)
-		if cells == nil {
-			continue
-		}
-		rows++
-		if len(cells) != 3 || slices.Contains(cells, "") {
-			t.Errorf("line %d: %d cells, want three that say something", number, len(cells))
-			continue
-		}
-		rooms.prove(t, fmt.Sprintf("line %d: %.60s", number, cells[0]), cells[2])
-	}
-	if rows < least {
-		t.Errorf("only %d rows were read", rows)
-	}
-}
 
 // rooms know what the test files of packages declare.
 type rooms struct {
@@ -251,9 +234,14 @@ func TestProofs(t *testing.T) {
 	if want := []proof{{"internal/a", "TestX"}, {"internal/a", `"one"`}, {"b", "TestY"}}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	for line, want := range map[string]int{"| a | b | c |": 3, "|a|b|": 2, "| a | b | |": 3, "|---|---|---|": 0, "| x | y | devmgrd's test |": 0, "a | b | c": 0} {
-		if cells := row(line); len(cells) != want {
-			t.Errorf("%q has the cells %q, want %d", line, cells, want)
+	for line, want := range map[string]bool{
+		"- **Odd names: a fault.** They are refused. `internal/a` `TestX`; `test/b` `TestY`": true,
+		"- **Odd names.** They are refused (`a.b`). `internal/a` \"one\"":                    true,
+		"- **Odd names.** They are refused.":                                                 false, "- **Odd names.** `internal/a` `TestX`": false, "- They are refused. `internal/a` `TestX`": false,
+		"- **Odd names.** They are refused. `TestX`": false,
+	} {
+		if got := threat.MatchString(line); got != want {
+			t.Errorf("%q is a threat: %v, want %v", line, got, want)
 		}
 	}
 	all, err := declared(".")
