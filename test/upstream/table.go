@@ -126,19 +126,33 @@ func indent(text string, by int) string {
 	return b.String() + "\n"
 }
 
-// Markdown returns the expectations for docs/conformance.md: how many specs of a file pass on both sides, and a table of the others.
+// Markdown returns the expectations for docs/conformance.md: how many specs of a file pass on both sides, and a table of the others,
+// in which specs with the same outcomes and reason share a row.
 func Markdown(files []File) string {
 	var b strings.Builder
 	for _, f := range files {
 		var rows strings.Builder
 		passing := 0
+		names := map[string][]string{} // of the specs, by the rest of the row
+		var rest []string
 		for _, s := range f.Specs {
 			if s.Kubelet == Pass && s.Devmgrd == Pass {
 				passing++
 				continue
 			}
 			why := strings.Join(strings.Fields(s.Reason+" "+s.Proof+" |"), " ")
-			fmt.Fprintf(&rows, "| %s | %s | %s | %s\n", f.Short(s.Spec), bold(s.Kubelet), bold(s.Devmgrd), why)
+			row := fmt.Sprintf("%s | %s | %s\n", bold(s.Kubelet), bold(s.Devmgrd), why)
+			if names[row] == nil {
+				rest = append(rest, row)
+			}
+			names[row] = append(names[row], f.Short(s.Spec))
+		}
+		for _, row := range rest {
+			name := names[row][0]
+			if n := len(names[row]); n > 1 {
+				name = fmt.Sprintf("(%d specs) %s ...", n, beginning(names[row]))
+			}
+			fmt.Fprintf(&rows, "| %s | %s", name, row)
 		}
 		for _, s := range f.Skipped {
 			specs := "specs"
@@ -156,6 +170,20 @@ func Markdown(files []File) string {
 		}
 	}
 	return b.String()
+}
+
+// beginning returns the words with which all names begin.
+func beginning(names []string) string {
+	words := strings.Fields(names[0])
+	for _, name := range names[1:] {
+		other := strings.Fields(name)
+		n := 0
+		for n < len(words) && n < len(other) && words[n] == other[n] {
+			n++
+		}
+		words = words[:n]
+	}
+	return strings.Join(words, " ")
 }
 
 // bold sets an outcome off that is not pass.
