@@ -180,9 +180,9 @@ func Markdown(cells []Cell) string {
 	for i, f := range features {
 		fmt.Fprintf(&b, "%d. %s\n", i+1, notes[f])
 	}
-	b.WriteString("\nThe tests show:\n\n")
+	b.WriteString("\nThe [tests](../test/matrix/matrix.go) show:\n\n")
 	for _, t := range Tests {
-		fmt.Fprintf(&b, "- %s: `%s`\n", t.Shows, t.Name)
+		fmt.Fprintf(&b, "- %s\n", t.Shows)
 	}
 	return b.String()
 }
