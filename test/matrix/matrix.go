@@ -137,9 +137,9 @@ func Summary(cells []Cell) string {
 			}
 		}
 	}
-	text := fmt.Sprintf("All %d pass on %s. ", len(Tests), strings.Join(whole, ", on "))
+	text := fmt.Sprintf("All %d pass on %s. ", len(Tests), strings.Join(whole, " and on "))
 	if partly != nil {
-		text += fmt.Sprintf("They pass on %s too, which lack features: devmgrd refuses what needs these. ", strings.Join(partly, ", on "))
+		text += fmt.Sprintf("They also pass on %s, which lack features: devmgrd refuses what needs these. ", strings.Join(partly, " and on "))
 	}
 	if others != nil {
 		text += "Some fail on " + strings.Join(others, ", ") + ". "

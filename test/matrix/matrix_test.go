@@ -32,7 +32,7 @@ func TestDocuments_FailedAndMissing_AreNamed(t *testing.T) {
 			t.Errorf("the page lacks %q:\n%s", want, page)
 		}
 	}
-	const want = "All 24 pass on containerd 8.1, on Kubernetes 1.80. Some fail on containerd 9.1, Kubernetes 1.90.\n"
+	const want = "All 24 pass on containerd 8.1 and on Kubernetes 1.80. Some fail on containerd 9.1, Kubernetes 1.90.\n"
 	if got := Summary(cells); got != want {
 		t.Errorf("the sentence is %q, want %q", got, want)
 	}
