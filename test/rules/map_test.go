@@ -2,6 +2,7 @@ package rules
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"text/tabwriter"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -21,8 +23,8 @@ type mapped struct {
 	Run     []string // make targets
 }
 
-// The map has each package once, and names tests and targets that exist.
-func TestMap_EachPackage_HasTestsThatExist(t *testing.T) {
+// The map in CONTRIBUTING.md has each package once, names tests and targets that exist, and has the measured times.
+func TestMap_EachPackage_IsInContributing(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "test/map.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -34,29 +36,55 @@ func TestMap_EachPackage_HasTestsThatExist(t *testing.T) {
 		t.Fatal(err)
 	}
 	tests := endToEnd(t)
+	inMainJob, err := declared(filepath.Join(root, "test/mainjob"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	seconds := measured(t)
+	var block strings.Builder
+	table := tabwriter.NewWriter(&block, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "package\tunit\tmain job\tend to end\tmake")
 	var packages []string
 	for _, m := range all {
 		packages = append(packages, m.Package)
+		var mainJob, onKubernetes []string
 		for _, begin := range m.Tests {
 			begins := func(name string) bool { return strings.HasPrefix(name, begin) }
+			name := strings.TrimPrefix(begin, "Test")
+			if slices.ContainsFunc(slices.Collect(maps.Keys(inMainJob)), begins) {
+				mainJob = append(mainJob, name)
+			}
+			if slices.ContainsFunc(slices.Collect(maps.Keys(tests)), func(other string) bool { return begins(other) && !inMainJob[other] }) {
+				onKubernetes = append(onKubernetes, name)
+			}
 			if !slices.ContainsFunc(slices.Collect(maps.Keys(tests)), begins) {
 				t.Errorf("test/map.yaml: no test of %s begins with %s", m.Package, begin)
 			}
 		}
+		var run []string
 		for _, command := range m.Run {
 			target, _, _ := strings.Cut(command, " ")
 			if !strings.Contains(string(makefile), "\n"+target+":") {
 				t.Errorf("test/map.yaml: %s has make %s, and there is no such target", m.Package, target)
 			}
+			run = append(run, target)
 		}
+		fmt.Fprintf(table, "%s\t%ss\t%s\t%s\t%s\n", strings.TrimPrefix(m.Package, "internal/"), cmp.Or(seconds[m.Package], "0"),
+			strings.Join(mainJob, "|"), strings.Join(onKubernetes, "|"), strings.Join(run, ","))
 	}
 	if want := productPackages(t); !slices.Equal(packages, want) {
 		t.Errorf("test/map.yaml has the packages %q, want %q", packages, want)
 	}
+	table.Flush()
+	lines := strings.Split(block.String(), "\n")
+	for i := range lines {
+		lines[i] = strings.TrimRight(lines[i], " ")
+	}
+	generated(t, "CONTRIBUTING.md", "test/map.yaml", "```text\n"+strings.Join(lines, "\n")+"```\n")
 }
 
 // productPackages returns the directories below internal that have Go code, but for helpers of tests.
