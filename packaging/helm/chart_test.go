@@ -1,6 +1,7 @@
 package helm
 
 import (
+	"cmp"
 	"maps"
 	"os"
 	"reflect"
@@ -19,27 +20,31 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-const chart = "devmgrd"
+// source is the chart's directory.
+const source = "devmgrd"
+
+// chart is what is tested: the source, or the archive of a release that the environment names.
+var chart = cmp.Or(os.Getenv("CHART"), source)
 
 type object = map[string]any
 
 // render returns the objects that the chart makes for a release, by kind and name.
 func render(t *testing.T, release, namespace string, values object) map[string]object {
 	t.Helper()
-	all, err := tryRender(release, namespace, values)
+	all, err := tryRender(release, namespace, values, common.DefaultCapabilities)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return all
 }
 
-func tryRender(release, namespace string, values object) (map[string]object, error) {
+func tryRender(release, namespace string, values object, cluster *common.Capabilities) (map[string]object, error) {
 	c, err := loader.Load(chart)
 	if err != nil {
 		return nil, err
 	}
 	options := common.ReleaseOptions{Name: release, Namespace: namespace, IsInstall: true, Revision: 1}
-	all, err := util.ToRenderValues(c, values, options, common.DefaultCapabilities)
+	all, err := util.ToRenderValues(c, values, options, cluster)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +89,7 @@ func at(o any, path ...string) any {
 
 func TestChart_Lint_NoMessages(t *testing.T) {
 	for _, values := range []object{nil, everything()} {
-		for _, m := range lint.RunAll(chart, values, "kube-system").Messages {
+		for _, m := range lint.RunAll(source, values, "kube-system").Messages {
 			// The icon is for chart repositories with a page.
 			if m.Severity > support.InfoSev || !strings.Contains(m.Error(), "icon is recommended") {
 				t.Error(m)
@@ -312,7 +317,7 @@ func TestChart_Mistake_NamesIt(t *testing.T) {
 		{object{"monitoring": object{"podMonitor": object{"enabled": true}}}, "set config.metrics.listen to an address of the node"},
 		{object{"monitoring": object{"podMonitor": object{"enabled": true}}, "config": object{"metrics": object{"listen": "unix:/run/x.sock"}}}, "set config.metrics.listen to HOST:PORT"},
 	} {
-		if _, err := tryRender("devmgrd", "kube-system", c.values); err == nil || !strings.Contains(err.Error(), c.says) {
+		if _, err := tryRender("devmgrd", "kube-system", c.values, common.DefaultCapabilities); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%v: %v does not name %q", c.values, err, c.says)
 		}
 	}
@@ -320,7 +325,7 @@ func TestChart_Mistake_NamesIt(t *testing.T) {
 
 // TestChart_Links_AreShippedFiles holds that the chart has no copies.
 func TestChart_Links_AreShippedFiles(t *testing.T) {
-	files, err := os.ReadDir(chart + "/files")
+	files, err := os.ReadDir(source + "/files")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -328,7 +333,7 @@ func TestChart_Links_AreShippedFiles(t *testing.T) {
 		if f.Type() != os.ModeSymlink {
 			t.Errorf("%s is a copy", f.Name())
 		}
-		if _, err := os.Stat(chart + "/files/" + f.Name()); err != nil {
+		if _, err := os.Stat(source + "/files/" + f.Name()); err != nil {
 			t.Error(err)
 		}
 	}
