@@ -93,6 +93,8 @@ func (d *document) mapping(prefix string, n *yaml.Node) {
 		}
 		d.lines[key] = name.Line
 		switch f, ok := d.known[key]; {
+		case ok && !f.value.IsValid(): // it has no effect, whatever its value is
+			d.settings[key] = setting{"", d.at(name)}
 		case ok:
 			d.value(f, value)
 		case d.isGroup(key):

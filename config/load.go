@@ -20,6 +20,8 @@ type Options struct {
 	File    string   // must exist; empty: DefaultFile, which need not
 	Set     []string // key=value, as in --set; wins over everything else
 	Environ []string // as os.Environ returns it; wins over the file
+	// Warn is called for each deprecated key that is set; nil: it need not be known.
+	Warn func(Mistake)
 }
 
 // Sources holds the source of each key's value: Default, file:line, the name of an environment variable, or --set.
@@ -27,7 +29,7 @@ type Sources map[string]string
 
 // Load reads, merges and checks the configuration. Every mistake is in the *Error it returns.
 func Load(o Options) (Config, Sources, error) {
-	return load(o, machine{o.Environ, os.Hostname})
+	return load(o, machine{o.Environ, os.Hostname}, deprecations())
 }
 
 // A setting is one source's value of one key: a text or, in a file, a list of texts.
@@ -36,14 +38,16 @@ type setting struct {
 	source string
 }
 
-// load is Load for a given machine.
-func load(o Options, m machine) (Config, Sources, error) {
+// load is Load for a given machine and table of deprecated keys.
+func load(o Options, m machine, deprecated []deprecation) (Config, Sources, error) {
 	c := defaults()
 	all := fields(&c)
 	known := map[string]field{}
 	for _, f := range all {
 		known[f.key] = f
 	}
+
+	accept(deprecated, known)
 
 	// Each layer overrides the ones before it. viper holds and decodes the values.
 	v := viper.NewWithOptions(viper.KeyDelimiter("."))
@@ -57,7 +61,13 @@ func load(o Options, m machine) (Config, Sources, error) {
 		o.fromFile, o.fromEnviron, o.fromFlags,
 	} {
 		settings, wrong := layer(known)
-		mistakes = append(mistakes, wrong...)
+		warnings, twice := replace(deprecated, settings)
+		mistakes = slices.Concat(mistakes, wrong, twice)
+		for _, w := range warnings {
+			if o.Warn != nil {
+				o.Warn(w)
+			}
+		}
 		for key, s := range settings {
 			v.Set(key, s.value)
 			from[key] = s.source

@@ -29,7 +29,7 @@ func write(t *testing.T, text string) string {
 
 func mustLoad(t *testing.T, o Options) (Config, Sources) {
 	t.Helper()
-	c, from, err := load(o, box(o.Environ...))
+	c, from, err := load(o, box(o.Environ...), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +39,7 @@ func mustLoad(t *testing.T, o Options) (Config, Sources) {
 // mistakes loads what must be refused.
 func mistakes(t *testing.T, o Options) []Mistake {
 	t.Helper()
-	_, _, err := load(o, box(o.Environ...))
+	_, _, err := load(o, box(o.Environ...), nil)
 	var refused *Error
 	if !errors.As(err, &refused) {
 		t.Fatalf("got %v, want a refusal", err)

@@ -1,11 +1,13 @@
 package cli
 
 import (
+	"log/slog"
 	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/daemon"
 )
 
 // newConfigCommand returns "devmgrd config".
@@ -35,9 +37,23 @@ func withConfigFlags(cmd *cobra.Command) *cobra.Command {
 }
 
 // loadConfig reads the configuration for a command that has the flags of withConfigFlags. The error holds every
-// mistake at once and leads to exit status 2.
+// mistake at once and leads to exit status 2. Deprecated keys are logged.
 func loadConfig(cmd *cobra.Command) (config.Config, config.Sources, error) {
-	return config.Load(config.Options{
+	var deprecated []config.Mistake
+	c, from, err := config.Load(config.Options{
 		File: flagValue(cmd.Flags().GetString, "config"), Set: flagValue(cmd.Flags().GetStringArray, "set"), Environ: os.Environ(),
+		Warn: func(m config.Mistake) { deprecated = append(deprecated, m) },
 	})
+	if err == nil && len(deprecated) > 0 {
+		log, end := daemon.NewLog(c.Log, cmd.ErrOrStderr())
+		defer end()
+		warnDeprecated(log, deprecated)
+	}
+	return c, from, err
+}
+
+func warnDeprecated(log *slog.Logger, keys []config.Mistake) {
+	for _, m := range keys {
+		log.Warn("deprecated configuration key", "key", m.Key, "source", m.Source, "problem", m.Problem, "remedy", m.Remedy)
+	}
 }
