@@ -13,6 +13,8 @@ import (
 
 	"github.com/coreos/go-systemd/v22/dbus"
 	godbus "github.com/godbus/dbus/v5"
+
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // A conn is a connection to systemd. go-systemd's own does not report its end.
@@ -37,13 +39,29 @@ func (s Systemd) connect(ctx context.Context) (*conn, error) {
 	late := time.AfterFunc(c.limit, func() { c.Close() })
 	defer late.Stop()
 	if err = c.Auth([]godbus.Auth{godbus.AuthExternal(strconv.Itoa(os.Getuid()))}); err == nil {
-		err = c.manager("Subscribe").Err
+		err = c.subscribe()
 	}
 	if err != nil {
 		c.Close()
 		return nil, fmt.Errorf("systemd does not answer: %w", err)
 	}
 	return c, nil
+}
+
+// subscribe calls for signals. systemd may read this first call together with the end of the authentication, and then does not look at the call
+// until more arrives: pings arrive until systemd has answered.
+func (c *conn) subscribe() error {
+	pause := loops.Backoff{First: 100 * time.Millisecond, Last: 2 * time.Second}
+	manager := c.Object(destination, managerPath)
+	call := manager.Go("org.freedesktop.systemd1.Manager.Subscribe", 0, nil)
+	for {
+		select {
+		case <-call.Done:
+			return call.Err
+		case <-time.After(pause.Next()):
+			manager.Go("org.freedesktop.DBus.Peer.Ping", godbus.FlagNoReplyExpected, nil)
+		}
+	}
 }
 
 // callLimit is how long systemd may take to answer. It is busy while the machine boots. An answer may be lost.
@@ -53,7 +71,7 @@ const callLimit = 30 * time.Second
 func (c *conn) call(object godbus.ObjectPath, method string, args ...any) *godbus.Call {
 	ctx, cancel := context.WithTimeout(context.Background(), c.limit)
 	defer cancel()
-	return c.Object("org.freedesktop.systemd1", object).CallWithContext(ctx, method, 0, args...)
+	return c.Object(destination, object).CallWithContext(ctx, method, 0, args...)
 }
 
 // manager calls a method of systemd's manager.
@@ -61,7 +79,10 @@ func (c *conn) manager(method string, args ...any) *godbus.Call {
 	return c.call(managerPath, "org.freedesktop.systemd1.Manager."+method, args...)
 }
 
-const managerPath = "/org/freedesktop/systemd1"
+const (
+	destination = "org.freedesktop.systemd1"
+	managerPath = "/org/freedesktop/systemd1"
+)
 
 // start has systemd start a unit.
 func (c *conn) start(unit string, argv, env []string, limit time.Duration) error {

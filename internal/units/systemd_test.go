@@ -34,6 +34,7 @@ type systemd struct {
 	stopping bool           // the machine shuts down
 	silent   bool           // it does not say whether the machine shuts down
 	lost     map[string]int // so many answers to calls of a method
+	merges   bool           // it reads the first call with the end of the authentication, as sd-bus may
 }
 
 // A unit is one that is loaded.
@@ -119,11 +120,18 @@ func (s *systemd) serve(c net.Conn) {
 	}
 	s.mu.Lock()
 	s.conns[out] = true
+	waits := s.merges // for something to arrive, before it looks at what it has read
 	s.mu.Unlock()
 	for {
 		m, err := godbus.DecodeMessage(r)
 		if err != nil {
 			return
+		}
+		if waits {
+			if _, err := r.Peek(1); err != nil {
+				return
+			}
+			waits = false
 		}
 		member, _ := m.Headers[godbus.FieldMember].Value().(string)
 		object, _ := m.Headers[godbus.FieldPath].Value().(godbus.ObjectPath)

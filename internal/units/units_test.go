@@ -314,6 +314,19 @@ func TestAnswerIsLost_SystemdIsAskedAgain(t *testing.T) {
 	}
 }
 
+// systemd reads the first call with the end of the authentication, and does not look at it until more arrives.
+func TestFirstCall_ReadWithTheAuthentication_IsAnswered(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	s.merges = true
+	s.units[reset] = &unit{description: "command of devmgrd: /bin/reset", active: "activating", remains: true}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // less than the limit of a call
+	defer cancel()
+	if left, err := (units.Systemd{Socket: s.socket}).Left(ctx, "devmgrd-release"); err != nil || !slices.Equal(left, []string{reset}) {
+		t.Errorf("%q, %v", left, err)
+	}
+}
+
 // devmgrd ends while systemd ends a unit.
 func TestEnd_CtxEnds_Error(t *testing.T) {
 	s := start(t)
