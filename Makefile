@@ -156,9 +156,16 @@ e2e-demo:
 seconds: ## Write the times of tests and packages in the last make test and make e2e to test/seconds.txt.
 	@scripts/seconds
 
-package: ## Test the Debian package on a Debian that boots, from the installation to the purge (root).
-	@$(gobuild) -title "the tests of the package" -test -flags "-race -tags=e2e" -o bin/package.test ./test/package
-	@$(call testlog,package,package,test/package,25m)
+package: ## Test the Debian package on a Debian that boots, from the installation to the purge (root); and hold the RPM package against it.
+	@rm -rf bin/packages
+	$(MAKE) --no-print-directory deb rpm DIST=bin/packages
+	PACKAGES=$(CURDIR)/bin/packages $(GO) -C test/tools/nfpm test -count 1 .
+	$(package-test)
+
+define package-test
+@$(gobuild) -title "the tests of the package" -test -flags "-race -tags=e2e" -o bin/package.test ./test/package
+@$(call testlog,package,package,test/package,25m)
+endef
 
 # Each part goes on when an earlier one has failed. ONLY='machine matrix' runs some.
 PARTS = check test e2e package chaos machine arm64 upstream matrix scale
@@ -268,8 +275,17 @@ image: ## Make the container image, dist/devmgrd.image.tar: an OCI archive; IMAG
 	$(foreach arch,$(IMAGE_ARCH),$(arch)=$(abspath $(DIST))/image/$(arch))
 
 .PHONY: release
-release: ## Make packages, binaries, images, checksums and notes of the tag TAG=v1.2.3 in dist/release; publishes nothing.
+release: ## Make packages, binaries, images, checksums and notes of the tag TAG=v1.2.3 in dist/release, and test them (root); publishes nothing.
 	scripts/release $(TAG)
+	$(MAKE) --no-print-directory test-release
+
+# The chart on each Kubernetes, the RPM package next to the Debian one, and make package with what was released as its first version.
+.PHONY: test-release
+test-release: export RELEASE = $(CURDIR)/dist/release
+test-release: ## Test what make release has made in dist/release (root).
+	CHART=$$(echo $(RELEASE)/devmgrd-*.tgz) $(GO) -C packaging/helm test -count 1 .
+	PACKAGES=$(RELEASE) $(GO) -C test/tools/nfpm test -count 1 .
+	$(package-test)
 
 .PHONY: hooks
 hooks: ## Have Git check each commit's message.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -19,24 +20,38 @@ import (
 	"github.com/devmgrd/devmgrd/test/nspawn"
 )
 
-// packagesVariable names the directory with the packages, which are made outside.
-const packagesVariable = "TESTPACKAGE_PACKAGES"
+// Variables with directories: that of the packages, which are made outside, and that of a release which is tested.
+const (
+	packagesVariable = "TESTPACKAGE_PACKAGES"
+	releaseVariable  = "RELEASE"
+)
 
 // The versions that are packaged. The older one comes first in a user's life.
-const (
+var (
 	older = "0.9.0"
 	newer = "0.10.0" // not so if versions were compared as text
 )
 
 func TestMain(m *testing.M) {
-	nspawn.Main(m.Run, nspawn.Options{Dir: "test/package", ReadOnly: []string{packagesVariable}}, node.Build, buildPackages)
+	o := nspawn.Options{Dir: "test/package", ReadOnly: []string{packagesVariable}}
+	if dir := os.Getenv(releaseVariable); dir != "" {
+		charts, _ := filepath.Glob(filepath.Join(dir, "devmgrd-*.tgz"))
+		if len(charts) != 1 {
+			fmt.Fprintf(os.Stderr, "%s=%s is not what make release has made: its charts are %q\n", releaseVariable, dir, charts)
+			os.Exit(2)
+		}
+		older = strings.TrimSuffix(strings.TrimPrefix(filepath.Base(charts[0]), "devmgrd-"), ".tgz")
+		newer = older + ".1"
+		o.ReadOnly = append(o.ReadOnly, releaseVariable)
+	}
+	nspawn.Main(m.Run, o, node.Build, buildPackages)
 }
 
 // inUse is the lock on the packages' directory, which the machine sees. It ends with this process.
 var inUse *os.File
 
 // buildPackages makes both packages as a maintainer would, with make, and one of them twice: the same source makes the same
-// bytes, wherever they are made.
+// bytes, wherever they are made. Of a release that is tested, the older one is there.
 func buildPackages(ctx context.Context) error {
 	cache, err := cluster.CacheDir()
 	if err != nil {
@@ -52,7 +67,12 @@ func buildPackages(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, p := range []struct{ version, dir string }{{older, dir}, {newer, dir}, {newer, again}} {
+	makes := []struct{ version, dir string }{{newer, dir}, {newer, again}, {older, dir}}
+	release := os.Getenv(releaseVariable)
+	if release != "" {
+		makes = makes[:2]
+	}
+	for _, p := range makes {
 		cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "deb", "VERSION=v"+p.version, "DIST="+p.dir)
 		cmd.Dir = nspawn.Source()
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -61,6 +81,16 @@ func buildPackages(ctx context.Context) error {
 	}
 	if err := same(deb(dir, newer), deb(again, newer)); err != nil {
 		return err
+	}
+	if release != "" {
+		from := deb(release, older)
+		text, err := os.ReadFile(from)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, filepath.Base(from)), text, 0o644); err != nil {
+			return err
+		}
 	}
 	return errors.Join(os.RemoveAll(again), os.Setenv(packagesVariable, dir))
 }
@@ -81,8 +111,8 @@ func same(one, other string) error {
 	return nil
 }
 
-// deb is the file of a version's package.
+// deb is the file of a version's package for this machine.
 func deb(dir, version string) string {
-	found, _ := filepath.Glob(filepath.Join(dir, "devmgrd_"+version+"_*.deb"))
+	found, _ := filepath.Glob(filepath.Join(dir, "devmgrd_"+strings.ReplaceAll(version, "-", "~")+"_"+runtime.GOARCH+".deb"))
 	return strings.Join(found, " ")
 }

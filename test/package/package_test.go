@@ -37,10 +37,11 @@ func TestPackage(t *testing.T) {
 			u.describe()
 		}
 	})
-	for _, step := range []struct {
+	type step struct {
 		name string
 		do   func(*user)
-	}{
+	}
+	steps := []step{
 		{"install", (*user).install},
 		{"files", (*user).files},
 		{"quiet", (*user).nothingRuns},
@@ -57,7 +58,12 @@ func TestPackage(t *testing.T) {
 		{"stopped", (*user).upgradeWhileStopped},
 		{"remove", (*user).remove},
 		{"purge", (*user).purge},
-	} {
+	}
+	if os.Getenv(releaseVariable) != "" {
+		steps = slices.Insert(steps, slices.IndexFunc(steps, func(s step) bool { return s.name == "check" }), step{"image", (*user).image})
+		steps = slices.Insert(steps, 0, step{"release", (*user).release})
+	}
+	for _, step := range steps {
 		began := time.Now()
 		if !t.Run(step.name, func(t *testing.T) { u.t = t; step.do(u) }) {
 			return // nothing after it would make sense
@@ -357,6 +363,7 @@ func (u *user) hostPlugin() {
 func (u *user) upgrade() {
 	configuration := "log:\n  level: debug # mine\n"
 	u.must(os.WriteFile("/etc/devmgrd/config.yaml", []byte(configuration), 0o644))
+	u.must(u.FailClosed(u.ctx))
 	u.runs("holder")
 	u.replace(newer)
 	if text, err := os.ReadFile("/etc/devmgrd/config.yaml"); err != nil || string(text) != configuration {
@@ -373,10 +380,11 @@ func (u *user) replace(version string) {
 	u.t.Helper()
 	before, err := u.WaitPhase(u.ctx, "holder", corev1.PodRunning)
 	u.must(err)
-	devices := u.types("devmgrd", "assignments")
+	devices := u.types("devmgrd", "assignments", "default/holder")
 	pid, socket := u.property("devmgrd.service", "MainPID"), u.property("devmgrd.socket", "ActiveEnterTimestampMonotonic")
 	plugin := u.property("sample-plugin.service", "MainPID")
-	stayed := u.watchShown(2)
+	stayed := u.watchShown(node.SampleResource, 2)
+	settle := u.load()
 
 	out := u.installs(version)
 	if strings.Contains(out, "neither started nor enabled") {
@@ -398,7 +406,7 @@ func (u *user) replace(version string) {
 		out, _ := u.tries("devmgrd", "plugins")
 		return err == nil && status == http.StatusOK && strings.Contains(out, "serving")
 	})
-	if now := u.types("devmgrd", "assignments"); now != devices {
+	if now := u.types("devmgrd", "assignments", "default/holder"); now != devices {
 		u.t.Errorf("the assignments were\n%s\nand are\n%s", devices, now)
 	}
 	after, err := u.WaitPhase(u.ctx, "holder", corev1.PodRunning)
@@ -406,6 +414,7 @@ func (u *user) replace(version string) {
 	if was, is := before.Status.ContainerStatuses[0], after.Status.ContainerStatuses[0]; was.ContainerID != is.ContainerID || is.RestartCount != 0 {
 		u.t.Errorf("the pod's container was %s and is %s, restarted %d times", was.ContainerID, is.ContainerID, is.RestartCount)
 	}
+	settle()
 	u.runs("later") // the new one is at work
 	u.must(u.Delete(u.ctx, "later"))
 	stayed()

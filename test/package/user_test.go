@@ -159,11 +159,10 @@ func (u *user) holder(device string) string {
 	return ""
 }
 
-// watchShown follows what the Node shows of the sample plugin's devices. The returned function reports an error if that was ever another
-// number than want.
-func (u *user) watchShown(want int64) func() {
+// watchShown follows what the Node shows of a resource. The returned function reports an error if that was ever another number than want.
+func (u *user) watchShown(resource string, want int64) func() {
 	u.t.Helper()
-	stop, err := u.WatchShown(u.ctx, node.SampleResource)
+	stop, err := u.WatchShown(u.ctx, resource)
 	u.must(err)
 	return func() {
 		u.t.Helper()
