@@ -415,6 +415,9 @@ func (u *user) replace(version string) {
 		u.t.Errorf("the pod's container was %s and is %s, restarted %d times", was.ContainerID, is.ContainerID, is.RestartCount)
 	}
 	settle()
+	if out := u.types("journalctl", "--no-pager", "--boot", "--unit=devmgrd.service"); strings.Contains(out, "systemd does not say") {
+		u.t.Errorf("systemd has not answered for a while after a start, and pods with devices waited:\n%s", out)
+	}
 	u.runs("later") // the new one is at work
 	u.must(u.Delete(u.ctx, "later"))
 	stayed()
