@@ -53,13 +53,13 @@ func (s Systemd) connect(ctx context.Context) (*conn, error) {
 func (c *conn) subscribe() error {
 	pause := loops.Backoff{First: 100 * time.Millisecond, Last: 2 * time.Second}
 	manager := c.Object(destination, managerPath)
-	call := manager.Go("org.freedesktop.systemd1.Manager.Subscribe", 0, nil)
+	call := manager.GoWithContext(context.Background(), "org.freedesktop.systemd1.Manager.Subscribe", 0, nil)
 	for {
 		select {
 		case <-call.Done:
 			return call.Err
 		case <-time.After(pause.Next()):
-			manager.Go("org.freedesktop.DBus.Peer.Ping", godbus.FlagNoReplyExpected, nil)
+			manager.GoWithContext(context.Background(), "org.freedesktop.DBus.Peer.Ping", godbus.FlagNoReplyExpected, nil)
 		}
 	}
 }
