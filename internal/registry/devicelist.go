@@ -2,6 +2,7 @@ package registry
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -44,6 +45,33 @@ func (c *additions) added(id device.ID) int64 {
 		c.stamp = max(c.now.UnixNano(), c.before.newest+1)
 	}
 	return c.stamp
+}
+
+// after returns the list of another plugin, or an earlier list, as the one that follows former. Devices that former has keep their date; the others are
+// new, whenever they have been listed before: pods may have them under the IDs of former.
+func (r *deviceList) after(former *deviceList, now time.Time, most int) deviceList {
+	devices, old, copied := r.devices, former.devices, false
+	var gone []device.Device
+	come := additions{before: former, now: now}
+	for i, d := range r.devices {
+		for len(old) > 0 && old[0].ID != d.ID && device.CompareIDs(old[0].ID, d.ID) < 0 {
+			gone, old = append(gone, old[0]), old[1:]
+		}
+		added := int64(0)
+		if len(old) > 0 && old[0].ID == d.ID {
+			added, old = old[0].Added, old[1:]
+		} else {
+			added = come.added(d.ID)
+		}
+		if added == d.Added {
+			continue
+		}
+		if !copied {
+			devices, copied = slices.Clone(devices), true
+		}
+		devices[i].Added = added
+	}
+	return former.with(devices, append(gone, old...), come.stamp, most)
 }
 
 // with returns the next deviceList, whose list lacks the devices in gone and dates its new devices with stamp.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc/connectivity"
 
@@ -113,14 +114,17 @@ func (l *registration) recorded() device.Quota {
 	return l.quota
 }
 
-// useLocked makes a registration in reserve the current one.
+// useLocked makes a registration in reserve the current one. Its list has the dates of a time at which the former one may have served: it is dated again,
+// once for each list that a plugin sends at most.
 func (r *Registry) useLocked(s *resourceState, l *registration) {
 	s.reserve = slices.DeleteFunc(s.reserve, func(other *registration) bool { return other == l })
+	former := s.deviceList
 	r.setAsideLocked(s)
 	r.lastNumber++
 	s.passLocked(l)
 	s.session, s.number, s.preStart, s.prefers = l.session, r.lastNumber, l.session.preStart, l.session.prefers
-	s.deviceList, s.weight, s.lister, s.listed = l.list, l.weight, l.session, r.lastNumber
+	s.deviceList, l.redated = l.list.after(&former, time.Now(), r.cfg.MaxDevices), true
+	s.weight, s.lister, s.listed = s.deviceList.weight(), l.session, r.lastNumber
 	l.session, l.list, l.weight = nil, deviceList{}, 0
 	r.metrics.setUp(s.resource, true)
 	r.metrics.setPod(s.resource, s.registration.location.pod)

@@ -2,6 +2,8 @@ package registry_test
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -76,6 +78,52 @@ func TestInstances_OneEnds_TheOtherServesAtOnce(t *testing.T) {
 				t.Errorf("there was a gap: %d times disconnected, %+v", n, f.offer())
 			}
 		})
+	}
+}
+
+// Two plugins list the same hardware under IDs of their own, as HAMi's and NVIDIA's do. Pods may have got it under the IDs of the one that has ended, so
+// the other one's devices are new when it serves again, and stay as new as that with its next lists. A device that both list is not.
+func TestInstances_OtherIDs_AreNewWhenTheyServeAgain(t *testing.T) {
+	t.Parallel()
+	f := start(t)
+	both := plugintest.Dev("both", plugintest.Healthy)
+	old := f.instance(t, "old", func(p *plugintest.Plugin) { p.Set(plugintest.Dev("old", plugintest.Healthy), both) })
+	f.eventually("the old one serves", f.serves("both", "old"))
+	fresh := f.instance(t, "fresh", func(p *plugintest.Plugin) { p.Set(plugintest.Dev("fresh", plugintest.Healthy), both) })
+	f.eventually("the new one serves", f.serves("both", "fresh"))
+	dates := func() map[device.ID]int64 {
+		all := map[device.ID]int64{}
+		for _, d := range f.offer().Inventory.Devices {
+			all[d.ID] = d.Added
+		}
+		return all
+	}
+	was, granted := dates(), time.Now().UnixNano()
+	fresh.Kill()
+	f.eventually("the old one serves again", f.serves("both", "old"))
+	now := dates()
+	if now["old"] <= granted || now["both"] != was["both"] {
+		t.Errorf("before %v, at a grant %d, and then %v", was, granted, now)
+	}
+	old.SetHealth("old", plugintest.Unhealthy)
+	f.eventually("it is heard", func() bool {
+		return !slices.ContainsFunc(f.offer().Inventory.Devices, func(d device.Device) bool { return d.ID == "old" && d.Healthy })
+	})
+	if then := dates(); !maps.Equal(then, now) {
+		t.Errorf("the next list has the dates %v, want %v", then, now)
+	}
+
+	fresh.Serve()
+	fresh.MustRegister()
+	f.eventually("the new one serves", f.serves("both", "fresh"))
+	old.Set() // in reserve
+	granted = time.Now().UnixNano()
+	fresh.Kill()
+	f.eventually("the old one serves, without devices", f.serves())
+	old.Set(plugintest.Dev("old", plugintest.Healthy), both)
+	f.eventually("it lists devices again", f.serves("both", "old"))
+	if now := dates(); now["old"] <= granted {
+		t.Errorf("at a grant %d, and then %v", granted, now)
 	}
 }
 

@@ -59,6 +59,7 @@ type registration struct {
 	list    deviceList
 	weight  int  // of list
 	listed  bool // the present connection has listed devices; also of the current one
+	redated bool // its list has had other dates since the plugin sent it: the next one gets them, too
 	gone    bool // as of the last try no process listens at the socket
 
 	endStream context.CancelFunc // ends the present or the latest stream
@@ -332,7 +333,8 @@ func (l *registration) follow(ctx context.Context, on *session) (listed bool, er
 		}
 		logged = found
 		listed = true
-		back := l.registry.listed(l, on, list.deviceList, alone)
+		var back bool
+		list.deviceList, back = l.registry.listed(l, on, list.deviceList, alone)
 		l.attempt()
 		if back {
 			l.log.Log(ctx, l.registry.level(l, slog.LevelInfo), "plugin serving", "devices", len(list.devices))

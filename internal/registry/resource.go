@@ -296,14 +296,14 @@ func (r *Registry) tryConnect(l *registration, on *session, forgettable map[devi
 	return nil
 }
 
-// listed takes over a plugin's list, and reports whether the plugin was not serving before. Unchanged devices are the same slice as
-// before. alone: the resource's other plugins rest from then on.
-func (r *Registry) listed(l *registration, on *session, list deviceList, alone bool) (back bool) {
+// listed takes over a plugin's list, and returns it with the dates that count, and whether the plugin was not serving before. Unchanged devices are the same slice
+// as before. alone: the resource's other plugins rest from then on.
+func (r *Registry) listed(l *registration, on *session, list deviceList, alone bool) (dated deviceList, back bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.resources[l.resource]
 	if r.closing || s == nil || s.registration != l && !s.reserves(l) {
-		return false
+		return list, false
 	}
 	l.listed = true
 	if alone && s.succeeds(l) {
@@ -316,18 +316,21 @@ func (r *Registry) listed(l *registration, on *session, list deviceList, alone b
 	if s.registration != l {
 		l.list = list
 		if !s.succeeds(l) {
-			return false
+			return list, false
 		}
 		r.useLocked(s, l)
+		list, l.redated = s.deviceList, false
 		if s.state == device.Serving {
 			r.steadyLocked(s)
 			s.reported = true
-			return true
+			return list, true
 		}
+	} else if l.redated {
+		list, l.redated = list.after(&s.deviceList, time.Now(), r.cfg.MaxDevices), false
 	}
 	back = s.state != device.Serving || !s.reported
 	if !back && s.session == on && device.SameList(s.devices, list.devices) {
-		return false
+		return list, false
 	}
 	if back {
 		r.steadyLocked(s)
@@ -345,7 +348,7 @@ func (r *Registry) listed(l *registration, on *session, list deviceList, alone b
 	s.deviceList, s.reported, s.state = list, true, device.Serving
 	r.saver.note(l.resource)
 	r.signal()
-	return back
+	return list, back
 }
 
 // ended records that a plugin's stream has ended, and logs that if the plugin was serving.

@@ -212,6 +212,29 @@ func TestPlugin_SecondOfAResource_IsRejected(t *testing.T) {
 	}
 }
 
+// Two plugins list the same hardware under IDs of their own. A pod has a device of the one that ends. The other one was in reserve and serves at once, and none
+// of its devices is free until that pod has ended.
+func TestPlugin_OtherIDsInReserve_AreWithheld(t *testing.T) {
+	r := start(t)
+	r.plugin(gpu, 2)
+	second := plugintest.New(t, node.SocketDir, gpu, plugintest.Dev("other", plugintest.Healthy))
+	second.Endpoint = "second.sock"
+	second.Serve()
+	second.MustRegister()
+	r.must(r.WaitShown(r.soon(), gpu, 1))
+	if got := r.run("a", gpu, 1).Env["DEVICES"]; got != "other" {
+		t.Errorf("the pod has %q, want the second plugin's device", got)
+	}
+	second.Stop()
+	r.until("the first plugin serves", func() bool { return r.metric(fmt.Sprintf("devmgrd_devices_unlisted{resource_name=%q}", gpu)) == 1 })
+	if n := r.inState(gpu, "withheld"); n != 2 {
+		t.Errorf("%v devices are withheld, want the first plugin's 2", n)
+	}
+	r.must(r.Delete(r.ctx, "a"))
+	r.must(r.WaitShown(r.soon(), gpu, 2))
+	r.until("its devices are free", func() bool { return r.inState(gpu, "free") == 2 })
+}
+
 func itoa(n int) string { return strconv.Itoa(n) }
 
 // What is wrong with a registration comes back to the plugin in words, and nothing changes.
