@@ -157,6 +157,37 @@ func TestGiveUp_LayoutChanged_JobRunsElsewhere(t *testing.T) {
 	r.must(r.WaitShown(r.soon(), gpu, 1))
 }
 
+// A plugin that answers Allocate only for pods that have just been bound, such as HAMi's, refuses after a reboot. The pods that had devices are given up, too.
+func TestGiveUp_PluginRefusesAfterReboot_PodIsEvicted(t *testing.T) {
+	r := start(t, "--set", "wait.giveUpAfter=PluginError=1s")
+	p := r.plugin(gpu, 2)
+	job := &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{Name: "moves", Namespace: metav1.NamespaceDefault},
+		Spec:       batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: node.Pod("", gpu, 1, "report", "--then-sleep").Spec}},
+	}
+	job.Spec.Template.Spec.RestartPolicy = corev1.RestartPolicyOnFailure
+	_, err := r.Client().BatchV1().Jobs(job.Namespace).Create(r.ctx, job, metav1.CreateOptions{})
+	r.must(err)
+	t.Cleanup(func() { r.in(t).removeJob(job.Name) })
+	first := ""
+	r.until("the Job's pod runs", func() bool {
+		pods := asked(r, func() (*corev1.PodList, error) {
+			return r.Client().CoreV1().Pods(job.Namespace).List(r.ctx, metav1.ListOptions{LabelSelector: "job-name=" + job.Name})
+		}).Items
+		if len(pods) == 1 && pods[0].Status.Phase == corev1.PodRunning {
+			first = pods[0].Name
+		}
+		return first != ""
+	})
+	r.reboot(p)
+	p.OnAllocate = func(context.Context, *plugintest.AllocateRequest) (*plugintest.AllocateResponse, error) {
+		return nil, errors.New("the pod was not bound just now")
+	}
+	p.Serve()
+	p.MustRegister()
+	r.told(first, "WaitGivenUp")
+}
+
 // otherNode creates a Node without a kubelet, which the scheduler takes for one that is ready as long as it beats, and removes it at
 // the end.
 func (r *harness) otherNode(name, resource string, count int64) (beat func()) {
