@@ -555,8 +555,12 @@ func TestRejectDuplicates_SocketOfAnotherPlugin(t *testing.T) {
 	f.eventually("the vendor's plugin is away", f.is(device.Stale))
 	renamed := plugintest.New(t, f.dir, "vendor.com/mig")
 	renamed.Endpoint = vendor.Endpoint
+	registered := make(chan struct{})
+	renamed.Before(plugintest.ListAndWatch, plugintest.HoldUntil(registered)) // of the vendor's resource, for which devmgrd dials it first
 	renamed.Serve()
+	f.eventually("it is dialled", func() bool { return renamed.Calls(plugintest.ListAndWatch) > 0 })
 	renamed.MustRegister()
+	close(registered)
 }
 
 // The upstream end-to-end test of a plugin whose stream fails at once: the resource is there, with no devices, and the
