@@ -48,6 +48,18 @@ func (e Entry) near() [][]int {
 	return all
 }
 
+// ByContainer returns the IDs of each container's devices.
+func (f File) ByContainer() map[device.Container]map[device.ResourceName][]device.ID {
+	all := map[device.Container]map[device.ResourceName][]device.ID{}
+	for _, e := range f.Entries {
+		if all[e.Container] == nil {
+			all[e.Container] = map[device.ResourceName][]device.ID{}
+		}
+		all[e.Container][e.Resource] = e.IDs()
+	}
+	return all
+}
+
 // Decode parses a file. It fails with a *CorruptError if the file is not as a kubelet writes it.
 func Decode(data []byte) (File, error) {
 	d, err := unmarshal(data)

@@ -2,14 +2,19 @@ package daemon
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/admin"
+	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/nri"
 	"github.com/devmgrd/devmgrd/internal/podresources"
+	"github.com/devmgrd/devmgrd/internal/pods"
 	"github.com/devmgrd/devmgrd/internal/statuspage"
 	"github.com/devmgrd/devmgrd/internal/version"
 )
@@ -19,7 +24,7 @@ func (d *daemon) addSurfaces() error {
 	c := d.config
 	hook := nri.Config{
 		Socket: c.NRI.Socket, Index: c.NRI.Index, MaxWait: c.NRI.MaxWait, Allocator: d.devices, Runtime: d.devices, Notifier: d.notifier,
-		Redirect: redirect(c.Plugins), Dirs: d.plugins, Rules: d.rules, Presence: d.present, Log: d.logFor("nri"), Metrics: d.metrics,
+		Redirect: redirect(c.Plugins), Dirs: d.plugins, Rules: d.rules, Kubelets: d.kubelets(), Presence: d.present, Log: d.logFor("nri"), Metrics: d.metrics,
 	}
 	queries := podresources.Config{
 		Socket: c.PodResources.Socket, KubeletSocket: c.PodResources.KubeletSocket, Takeover: c.PodResources.Takeover,
@@ -75,4 +80,24 @@ func namesOf(c config.Config) hosts {
 		names = append(names, name)
 	}
 	return append(names, c.Metrics.HostNames...)
+}
+
+// kubelets reads the kubelet's checkpoint for the resources that devmgrd serves: on a node that came to devmgrd without an import, containers that
+// the kubelet made still have these devices. An import moves the file aside.
+func (d *daemon) kubelets() nri.Kubelets {
+	c, log := d.config.Plugins, d.logFor("nri")
+	if c.KubeletDir == c.SocketDir {
+		return nil // the file there is devmgrd's own
+	}
+	ignored := pods.Ignores(c.IgnoredResources)
+	return func() map[device.Container]map[device.ResourceName][]device.ID {
+		file, err := checkpoint.Read(filepath.Join(c.KubeletDir, checkpoint.Name))
+		if err != nil {
+			if !errors.Is(err, fs.ErrNotExist) {
+				log.Warn("cannot read the kubelet's checkpoint", "err", err)
+			}
+			return nil
+		}
+		return file.Select(func(r device.ResourceName) bool { return !ignored(r) }).ByContainer()
+	}
 }

@@ -321,6 +321,28 @@ func TestSynchronize_CreatedAlone_HasItsDevices(t *testing.T) {
 	}
 }
 
+// A container that the kubelet's device manager has served, before devmgrd came to the node, has those devices. devmgrd's own word counts more.
+func TestSynchronize_MadeBeforeDevmgrdCame_HasTheKubeletsDevices(t *testing.T) {
+	t.Parallel()
+	p, w := newPlugin(t)
+	p.kubelets = func() map[device.Container]map[device.ResourceName][]device.ID {
+		return map[device.Container]map[device.ResourceName][]device.ID{main: {"a.com/x": {"7"}}}
+	}
+	bare, stamped, other := container(), container(), container()
+	stamped.Annotations = map[string]string{stampKey: `{"a.com/x":["1"]}`}
+	other.Name = "other"
+	if _, err := p.Synchronize(context.Background(), []*api.PodSandbox{sandbox()}, []*api.Container{bare, stamped, other}); err != nil {
+		t.Fatal(err)
+	}
+	var got []device.ID
+	for _, r := range w.synced {
+		got = append(got, r.Stamp["a.com/x"]...)
+	}
+	if want := []device.ID{"7", "1"}; !slices.Equal(got, want) {
+		t.Errorf("devices %q, want %q: %+v", got, want, w.synced)
+	}
+}
+
 // Device nodes are looked up when the container is created: numbers change with a driver.
 func TestGrants_DeviceNode_HasNoNumber(t *testing.T) {
 	t.Parallel()

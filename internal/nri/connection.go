@@ -35,10 +35,14 @@ type Config struct {
 	Dirs      Directories
 	Rules     Rules      // nil: a plugin may grant anything
 	Claims    ClaimFiles // nil: no claims are served
+	Kubelets  Kubelets   // nil: no kubelet has assigned devices before devmgrd
 	Presence  *Presence  // kept up to date
 	Log       *slog.Logger
 	Metrics   prometheus.Registerer
 }
+
+// Kubelets returns the devices that the kubelet's device manager has assigned, as it remembers them.
+type Kubelets func() map[device.Container]map[device.ResourceName][]device.ID
 
 // A Connection keeps devmgrd connected to the runtime.
 type Connection struct {
@@ -193,7 +197,7 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	var synced atomic.Bool
 	far := &progress{}
 	p := &plugin{
-		allocator: n.config.Allocator, runtime: n.config.Runtime, pods: n.config.Pods, notifier: n.config.Notifier, redirect: n.config.Redirect, dirs: n.config.Dirs, rules: n.config.Rules, grants: n.grants, claimFiles: n.config.Claims,
+		allocator: n.config.Allocator, runtime: n.config.Runtime, pods: n.config.Pods, notifier: n.config.Notifier, redirect: n.config.Redirect, dirs: n.config.Dirs, rules: n.config.Rules, grants: n.grants, claimFiles: n.config.Claims, kubelets: n.config.Kubelets,
 		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, hostChecks: n.hostChecks, allowances: &n.allowances, hooks: &n.hooks, notRedirected: &n.notRedirected, present: &n.config.Presence.sandboxes, features: &n.features,
 		synced: func(report func()) {
 			reports.Lock()

@@ -40,6 +40,9 @@
 // When the runtime lists its containers, the package finds those that have the kubelet's plugin directory, because they were
 // created while devmgrd was down, and remembers them until they end (notredirected.go).
 //
+// A container that was created before devmgrd came to the node has the devices that the kubelet's checkpoint names for it (Kubelets), as if its
+// annotation said so: perhaps they were not imported.
+//
 // # The redirect
 //
 // The answer replaces a plugin container's mounts, at the same place and with the same options:

@@ -39,6 +39,10 @@ func (p *plugin) Synchronize(_ context.Context, listed []*api.PodSandbox, contai
 			local = append(local, d)
 		}
 	}
+	var kubelets map[device.Container]map[device.ResourceName][]device.ID
+	if p.kubelets != nil {
+		kubelets = p.kubelets()
+	}
 	expandable := maxExpanded
 	all, astray := make([]device.Running, 0, len(containers)), map[string]notRedirectedContainer{}
 	for _, c := range containers {
@@ -48,6 +52,9 @@ func (p *plugin) Synchronize(_ context.Context, listed []*api.PodSandbox, contai
 		r.Stamp, r.Digests = stamped(c.GetAnnotations(), &expandable)
 		if r.Stamp == nil && r.Digests == nil {
 			r.Stamp = p.alone(c, r.Container)
+		}
+		if r.Stamp == nil && r.Digests == nil {
+			r.Stamp = kubelets[r.Container] // created before devmgrd came to the node, and not imported
 		}
 		if at := c.GetCreatedAt(); at > 0 {
 			r.Made = time.Unix(0, at)

@@ -101,6 +101,7 @@ type plugin struct {
 	rules         Rules // nil: a plugin may grant anything
 	grants        *Grants
 	claimFiles    ClaimFiles // nil: no claims are served
+	kubelets      Kubelets   // nil: none
 	maxWait       time.Duration
 	log           *slog.Logger
 	metrics       *metrics

@@ -151,6 +151,45 @@ func TestMigration_Import_PodsRunOn(t *testing.T) {
 	}
 }
 
+// Without an import devmgrd finds in the kubelet's file which devices running containers have, and no other pod gets them.
+func TestMigration_WithoutImport_PodsKeepTheirDevices(t *testing.T) {
+	r := startWith(t, cluster.Options{})
+	r.withoutDevmgrd()
+	theirs := plugintest.New(t, kubeletDir, gpu, plugintest.Devices(3)...)
+	theirs.Serve()
+	theirs.MustRegister()
+	r.must(r.WaitShown(r.soon(), gpu, 3))
+	keeps, has := "a", deviceOf(r.run("a", gpu, 1))
+	if other := deviceOf(r.run("b", gpu, 1)); has == string(theirs.Listed()[0].ID) { // devmgrd would choose that one
+		keeps, has = "b", other
+	}
+	for _, name := range []string{"a", "b"} {
+		if name != keeps {
+			r.must(r.Delete(r.ctx, name))
+		}
+	}
+	ran := r.lives(keeps)
+	r.must(r.StartDevmgrd(r.ctx))
+	theirs.Kill()
+	ours := plugintest.New(t, node.SocketDir, gpu, theirs.Listed()...)
+	ours.Serve()
+	ours.MustRegister()
+	for range 2 { // and devmgrd has it in its state file
+		r.until("the pod has its devices", func() bool { return r.inState(gpu, "assigned") == 1 })
+		if out := r.says("assignments"); !strings.Contains(out, "default/"+keeps) || !strings.Contains(out, has) {
+			t.Errorf("pod %s has %s, and devmgrd says:\n%s", keeps, has, out)
+		}
+		if n := r.metric("devmgrd_started_without_devices_total"); n != 0 {
+			t.Errorf("%v containers are said to have started without devices", n)
+		}
+		r.must(r.Devmgrd.Kill())
+		r.must(r.StartDevmgrd(r.ctx))
+	}
+	if after := r.lives(keeps); !slices.Equal(after, ran) {
+		t.Errorf("before: %v, after: %v", ran, after)
+	}
+}
+
 // Until the kubelet has been started, moving back what the import has moved undoes it.
 func TestMigration_ImportUndone_KubeletHasItsFile(t *testing.T) {
 	r := startWith(t, cluster.Options{}) // what the kubelet finds of earlier pods is part of the test
