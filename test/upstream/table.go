@@ -216,7 +216,7 @@ func Summary(files []File) string {
 	}
 	sentence := fmt.Sprintf("Of the %d specs that run on one small machine the kubelet passes %d and devmgrd %d", specs, passed["kubelet"], passed["devmgrd"])
 	if either > 0 {
-		sentence += fmt.Sprintf("; %d more are races with the kubelet", either)
+		sentence += fmt.Sprintf("; in %d more the kubelet's outcome is chance", either)
 	}
 	return sentence + fmt.Sprintf(". Another %d skip themselves on both sides.", skipped)
 }
