@@ -14,7 +14,7 @@ import (
 
 // An AdoptInput is the state with which Adopt compares a kubelet's file.
 type AdoptInput struct {
-	Active  []device.PodDemand    // the node's pods in the API that have not ended
+	Active  []device.PodDemand    // the node's pods in the API that have not ended; a mirror pod has its static pod's UID
 	Ended   []device.Pod          // the node's ended pods in the API
 	Pods    []device.PodRecord    // devmgrd's state file
 	Plugins []device.PluginRecord // likewise
@@ -63,11 +63,15 @@ func Adopt(f File, s AdoptInput) Plan {
 	a := adoption{
 		input:    s,
 		active:   map[device.PodUID]device.PodDemand{},
+		rivals:   map[device.PodUID]device.Pod{},
 		ended:    map[device.PodUID]device.Pod{},
 		recorded: map[device.PodUID]device.PodRecord{},
 		owners:   map[device.ResourceName]map[device.ID]owner{},
 	}
 	for _, d := range s.Active {
+		if first, taken := a.active[d.Pod.UID]; taken {
+			a.rivals[d.Pod.UID] = first.Pod
+		}
 		a.active[d.Pod.UID] = d
 	}
 	for _, p := range s.Ended {
@@ -102,6 +106,7 @@ func Adopt(f File, s AdoptInput) Plan {
 type adoption struct {
 	input    AdoptInput
 	active   map[device.PodUID]device.PodDemand
+	rivals   map[device.PodUID]device.Pod // other active pods of that UID: at most one of them is the mirror of a static pod
 	ended    map[device.PodUID]device.Pod
 	recorded map[device.PodUID]device.PodRecord
 	owners   map[device.ResourceName]map[device.ID]owner
@@ -145,6 +150,10 @@ func (a *adoption) pod(uid device.PodUID, entries []Entry) {
 		demand = device.PodDemand{Pod: a.name(uid), Created: old.Demand.Created, Local: old.Demand.Local}
 	case len(old.Assignments) > 0:
 		demand = old.Demand // its devices were assigned for that demand
+	}
+	if rival, is := a.rivals[uid]; is {
+		a.conflict("pods %s and %s both have the annotation of the mirror of one static pod, %s: delete the one that no file of the kubelet declares", rival, demand.Pod, uid)
+		return
 	}
 	got, sound := a.assignments(demand.Pod, entries)
 	if !sound {

@@ -151,6 +151,8 @@ func TestAdoptConflicts(t *testing.T) {
 		return f
 	}
 	good := checkpoint.AdoptInput{Active: []device.PodDemand{wanting("a", device.App, one)}}
+	forged := wanting("a", device.App, one)
+	forged.Pod.Namespace = "evil"
 	for name, test := range map[string]struct {
 		file  checkpoint.File
 		scene checkpoint.AdoptInput
@@ -179,6 +181,13 @@ func TestAdoptConflicts(t *testing.T) {
 				"pod ns/a, container main: it requests 2 of a.example/gpu, and the file has 1",
 				"pod ns/a, container main: it requests 1 of b.example/nic, and the file has only a.example/gpu [0]; if no device plugin serves b.example/nic, add it to plugins.ignoredResources",
 			},
+		},
+		"a forged mirror pod with its UID": {
+			kubelets(t, nil, one), checkpoint.AdoptInput{Active: append(slices.Clone(good.Active), forged)},
+			[]string{"pods ns/a and evil/a both have the annotation of the mirror of one static pod, a: "},
+		},
+		"a forged mirror pod without entries": {
+			kubelets(t, nil, held("b", "main", share(gpu, "0"))), checkpoint.AdoptInput{Active: append(slices.Clone(good.Active), forged)}, nil,
 		},
 		"a container that asks for nothing": {
 			kubelets(t, nil, held("a", "other", share(gpu, "0"))), good, []string{"pod ns/a, container other: it requests 0 of a.example/gpu, and the file has 1"},

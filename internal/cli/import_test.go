@@ -175,6 +175,25 @@ func TestImport(t *testing.T) {
 	}
 }
 
+// A static pod's devices are adopted under its own UID, which the kubelet's file has, the runtime shows, and its mirror pod names.
+func TestImport_StaticPod_KeepsItsDevices(t *testing.T) {
+	const uid = "0123456789abcdef0123456789abcdef"
+	f := newFarm(t)
+	f.pod("static", "a.example/gpu")
+	mirror := f.api.Pod("ns", "static")
+	mirror.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: uid}
+	f.api.Put(mirror)
+	f.kubelet(uid + " main a.example/gpu gpu-0")
+
+	if status, _, errs := f.execute("import", f.file); status != 0 {
+		t.Fatalf("status %d\n%s", status, errs)
+	}
+	saved := f.saved().Pods
+	if want := (device.Pod{UID: uid, Namespace: "ns", Name: "static"}); len(saved) != 1 || saved[0].Demand.Pod != want || len(saved[0].Assignments) != 1 {
+		t.Errorf("saved: %+v, want an assignment of %s", saved, want)
+	}
+}
+
 func TestImportOfConflicts(t *testing.T) {
 	f := newFarm(t)
 	f.pod("a", "a.example/gpu", "b.example/nic")

@@ -13,13 +13,14 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A Listing is all pods of a node, as New's Sink would receive them, and the ended ones.
+// A Listing is all pods of a node.
 type Listing struct {
-	Active []device.PodDemand
+	Active []device.PodDemand // oldest first; several may have one UID, if pods pretend to be mirror pods
 	Ended  []device.Pod
 }
 
-// List asks the API server once for the pods of a node. Their demands omit resources that match ignored.
+// List asks the API server once for the pods of a node. Their demands omit resources that match ignored. A mirror pod has its static pod's UID, which the
+// kubelet's checkpoint and the runtime have too.
 func List(ctx context.Context, client rest.Interface, node string, ignored []string) (Listing, error) {
 	var found corev1.PodList
 	err := client.Get().Resource("pods").
@@ -28,26 +29,18 @@ func List(ctx context.Context, client rest.Interface, node string, ignored []str
 		return Listing{}, fmt.Errorf("listing the pods of node %s: %w", node, err)
 	}
 	var l Listing
-	active := &gathering{}
-	s := newStore(reader{ignored: ignoring(ignored)}, active, nil)
-	all := make([]any, len(found.Items))
+	r := reader{ignored: ignoring(ignored)}
 	for i := range found.Items {
-		all[i] = &found.Items[i]
-		if seen, _ := s.reader.pod(all[i]); seen.ended {
+		switch seen, _ := r.pod(&found.Items[i]); {
+		case seen.ended:
 			l.Ended = append(l.Ended, seen.demand.Pod)
+		default:
+			l.Active = append(l.Active, seen.demand)
 		}
 	}
-	err = s.Replace(all, found.ResourceVersion)
-	l.Active = active.pods
-	return l, err
+	slices.SortStableFunc(l.Active, func(a, b device.PodDemand) int { return a.Created.Compare(b.Created) })
+	return l, nil
 }
-
-// A gathering is the Sink of one list.
-type gathering struct{ pods []device.PodDemand }
-
-func (g *gathering) Bind(device.PodDemand)          {}
-func (g *gathering) Drop(device.PodUID)             {}
-func (g *gathering) Replace(all []device.PodDemand) { g.pods = all }
 
 // Ignores returns a function that reports whether a resource matches the patterns of Config.Ignored.
 func Ignores(patterns []string) func(device.ResourceName) bool { return ignoring(patterns).has }

@@ -48,3 +48,20 @@ func TestList(t *testing.T) {
 		t.Errorf("while the API server is away: %v", err)
 	}
 }
+
+// A mirror pod is listed under its static pod's UID, as in the kubelet's checkpoint, though no runtime shows the static pod.
+func TestList_MirrorPod_HasTheStaticPodsUID(t *testing.T) {
+	t.Parallel()
+	api := kubetest.New(t)
+	mirror := at("a", 11, "mirror")
+	mirror.Spec.NodeName = "n1"
+	api.Put(mirror)
+
+	got, err := List(t.Context(), api.Client(), "n1", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (device.Pod{UID: device.PodUID(hashOf("a")), Namespace: "ns", Name: "a"}); len(got.Active) != 1 || got.Active[0].Pod != want {
+		t.Errorf("active: %+v, want only %v", got.Active, want)
+	}
+}

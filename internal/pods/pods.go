@@ -27,7 +27,7 @@ type Sink interface {
 	Replace([]device.PodDemand)
 }
 
-// Config is what New needs. Only Ignored may be empty.
+// Config is what New needs. Ignored, Selectors, Claims and Served may be empty.
 type Config struct {
 	NodeName string
 	Client   rest.Interface // core/v1
@@ -63,8 +63,8 @@ type Pods struct {
 
 // New returns Pods; Run starts it.
 func New(cfg Config) *Pods {
-	if cfg.NodeName == "" || cfg.Client == nil || cfg.Sink == nil || cfg.Log == nil {
-		panic("pods: NodeName, Client, Sink and Log are required")
+	if cfg.NodeName == "" || cfg.Client == nil || cfg.Sink == nil || cfg.Runtime == nil || cfg.Log == nil {
+		panic("pods: NodeName, Client, Sink, Runtime and Log are required")
 	}
 	s := newStore(reader{ignoring(cfg.Ignored), cfg.Selectors, cfg.Claims}, cfg.Sink, cfg.Runtime)
 	s.served = cfg.Served
