@@ -24,15 +24,15 @@ func (g *Gate) watchLocked(p *proof, processes []openers.Process) {
 		last()
 	}
 	for _, one := range processes {
-		fd, err := unix.PidfdOpen(one.PID, unix.PIDFD_NONBLOCK)
-		if err != nil {
-			continue
-		}
-		if started(one.PID) != one.Started {
-			unix.Close(fd) // another process with that number, or in another PID namespace
-			continue
-		}
 		g.work.Go(func() {
+			fd, err := unix.PidfdOpen(one.PID, unix.PIDFD_NONBLOCK)
+			if err != nil {
+				return
+			}
+			if started(one.PID) != one.Started {
+				unix.Close(fd) // another process with that number, or in another PID namespace
+				return
+			}
 			if ended(ctx, fd) {
 				g.mu.Lock()
 				p.due, p.retries = time.Now(), 0
