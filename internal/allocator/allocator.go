@@ -135,7 +135,8 @@ type Config struct {
 	Metrics  prometheus.Registerer
 }
 
-// An Allocator assigns devices to containers. Its methods are safe for concurrent use and block only on its own short lock; those that change cordons or forget resources wait for a commit. What belongs together is in its
+// An Allocator assigns devices to containers. Its methods are safe for concurrent use and block only on its own short lock; those that change cordons, forget resources or confirm their removal wait
+// for a commit. What belongs together is in its
 // parts, which are named after it.
 type Allocator struct {
 	cfg     Config // immutable

@@ -213,14 +213,14 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		a.localLocked(p, d.Local)
 	}
 	p.runtimeKnows, p.lastSeen = d.Local, time.Now()
-	if p.demand.Movable != d.Movable { // nor this
+	if p.demand.Movable != d.Movable { // the state file's writer may not have known it
 		p.demand.Movable, a.snapshot = d.Movable, nil
 		a.saveLaterLocked(p)
 		if p.phase == waiting {
 			a.stallLocked(p, p.wait)
 		}
 	}
-	if !slices.Equal(p.demand.Containers, d.Containers) { // the state file's writer did not know them
+	if !slices.Equal(p.demand.Containers, d.Containers) { // nor these
 		p.demand.Containers, p.demand.Sidecars = d.Containers, d.Sidecars
 		a.saveLaterLocked(p)
 		a.publishLocked(p)

@@ -16,7 +16,8 @@ type Wait struct {
 	InUse bool
 }
 
-// Same reports whether two waits differ at most in how many devices are free, which other pods change all the time.
+// Same reports whether two waits are equal, or have the reason NotEnoughDevices or DeviceUnhealthy and differ only in counts and times, which other
+// pods change all the time.
 func (w Wait) Same(as Wait) bool {
 	if w.Reason != as.Reason || w.InUse != as.InUse || w.Reason != NotEnoughDevices && w.Reason != DeviceUnhealthy {
 		return w == as

@@ -69,7 +69,7 @@
 // # Limits of the package
 //
 // It never writes zero because it ends: a restarting kubelet would fail the pods that hold devices. It creates no Node. It
-// polls the components every 10 s, and while a resource leaves the ResourceSlices these every 200 ms. It removes a resource for longer than that second only after "devmgrd forget" (Retired), once: if another
+// polls the components every 10 s, and while a resource leaves the ResourceSlices these every 200 ms. It removes a resource for longer than that second only after it is forgotten (Retired), by "devmgrd forget" or for another resource, once: if another
 // writer puts the resource back, it stays. And it removes what is offered through claims (Claimed), once slices can be written (Slices.Writable), and
 // each time that another writer puts it back.
 package nodestatus

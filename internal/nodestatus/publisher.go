@@ -63,7 +63,7 @@ type Notifier interface {
 	InvalidCordons(error)
 }
 
-// Config is what New needs. Every field but Began, Expected, Claimed, Slices, Uncounted and Forgotten is required.
+// Config is what New needs. Every field but Began, Expected, Claimed, Slices, Uncounted and Forgotten is required; SaveUncounted only with Claimed.
 type Config struct {
 	NodeName string
 	Began    time.Time      // when devmgrd started; zero: long ago
@@ -81,7 +81,7 @@ type Config struct {
 	Claimed func(device.ResourceName) bool
 	Slices  Slices // nil: devmgrd writes none
 	// Uncounted has when each claimed resource was taken off the Node, before devmgrd's start. Forgotten is that time for resources of which a lost state file may
-	// have had one; zero: none was lost. SaveUncounted makes such times durable. All may be empty where Claimed is nil.
+	// have had one; zero: none was lost. SaveUncounted makes such times durable.
 	Uncounted     map[device.ResourceName]time.Time
 	Forgotten     time.Time
 	SaveUncounted func(resources []device.ResourceName, now time.Time) error

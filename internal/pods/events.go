@@ -57,7 +57,7 @@ func Kinds() []Kind {
 	const normal, warning = corev1.EventTypeNormal, corev1.EventTypeWarning
 	onPod, onNode := []string{"Pod"}, []string{"Node"}
 	return []Kind{
-		{waitingForDevices, warning, onPod, "the pod waits; the message begins with the reason. Another event follows when the message changes in more than the number of free devices"},
+		{waitingForDevices, warning, onPod, "the pod waits; the message begins with the reason. Another event follows when it changes, but for counts in `NotEnoughDevices` and `DeviceUnhealthy`"},
 		{devicesAssigned, normal, onPod, "the message has the containers and their devices"},
 		{waitGivenUp, warning, onPod, "the pod has waited for as long as [`wait.giveUpAfter`](configuration.md#an-end-to-waiting) allows, and is evicted"},
 		{deviceFailed, warning, onPod, "devices of the pod are unhealthy, or their plugin has stopped listing them"},

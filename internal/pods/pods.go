@@ -99,7 +99,7 @@ func (p *Pods) Check() error { return p.watch.Check() }
 // Shown returns the pods of the Sink that request devices, as the API server shows them.
 func (p *Pods) Shown() map[device.PodUID]device.ShownPod { return p.store.shown() }
 
-// ShownChanged has a value when Shown may return something else.
+// ShownChanged has a value when Shown has a new pod, or another state of one; not when a pod has left.
 func (p *Pods) ShownChanged() <-chan struct{} { return p.store.showing }
 
 // Fetch asks the API server for one pod that the watch has not delivered yet, and binds it. After nil the Sink knows the pod.

@@ -52,7 +52,7 @@ type Pods interface {
 	// Check returns nil while Shown is up to date.
 	Check() error
 	Shown() map[device.PodUID]device.ShownPod
-	// ShownChanged has a value when Shown or Check may return something else.
+	// ShownChanged has a value when Shown has a new pod, or another state of one.
 	ShownChanged() <-chan struct{}
 }
 

@@ -46,7 +46,7 @@ type Finder interface {
 	Find(context.Context, []openers.Device) (openers.Scan, error)
 }
 
-// Nodes finds the host's device nodes of a grant that exist now, without those that are known to be shared.
+// Nodes finds the host's device nodes of a grant that exist now, without those that a CDI specification has for all of its devices.
 type Nodes interface {
 	Of(context.Context, device.Grant) ([]device.HostNode, error)
 }

@@ -13,6 +13,7 @@
 //	session        one connection to a plugin, used once                  session.go
 //	intake         what a plugin's message takes before it is whole       intake.go
 //	lister         turns a stream's messages into inventories             inventory.go
+//	messages       a stream's lists, without repetitions                  messages.go
 //	deviceList     an inventory, with the time each device was added      devicelist.go
 //	budget         the memory of all plugins' lists together              budget.go
 //	quota          a plugin pod's part of all names and lists             quota.go

@@ -19,8 +19,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/registry/internal/plugindir"
 )
 
-// Config is what a Registry needs. Only the plugin watcher's directories, PluginsDir, Rules, Listener, Known and RejectDuplicates may
-// be left out. All paths are absolute.
+// Config is what a Registry needs. Only GracePeriod, the plugin watcher's directories, PluginsDir, AllowedAnnotations, Rules, Listener, Known
+// and RejectDuplicates may be left out. All paths are absolute.
 type Config struct {
 	SocketDir   string        // devmgrd listens on kubelet.sock in it; plugins put their sockets next to it
 	GracePeriod time.Duration // how long an offer is Stale before it is Lost; 0: not at all

@@ -55,6 +55,9 @@
 //   - When SavePods or SavePlugin returns nil, what it was given is on disk (bbolt syncs each commit), in the file that
 //     has the state file's name. If another process removes or replaces that file, saving fails from then on.
 //   - Saving a record that is there already writes nothing, unless the write before has failed.
+//   - When a commit fails (EIO), SavePods or SavePlugin returns the error, Check has it until a commit succeeds, and the next one writes in any case. bbolt
+//     then reads the file again through its mapping: if that fails too, SIGBUS ends the process. At the start a read that fails with EIO is damage; any
+//     other EIO ends the start.
 //   - Damage is found. The package reads a file as a whole before it opens it, and trusts none of it (pages.go, inspect.go):
 //     one flipped bit is found wherever it is, except in unused space.
 //   - Open never changes a file that it does not understand: it refuses a file of a newer version, a damaged one and one of

@@ -64,12 +64,12 @@ func (r Result) Assignments(d device.PodDemand) (all []device.Assignment) {
 // Plan chooses devices for every container of a pod that has none yet, or returns why it cannot: all or nothing. It is pure:
 // equal inputs and resources lead to equal results.
 //
-// For each resource of a container plan takes, in this order: the devices in the container's stamp, if the state file was
+// For each resource of a container Plan takes, in this order: the devices in the container's stamp, if the state file was
 // lost; healthy devices of the pod's init containers, which end before later containers start; free devices. App containers
 // and sidecars keep the devices that they take from an init container, so no other container can have them too. The kubelet's
 // device manager has these rules, and the scheduler's arithmetic relies on them.
 //
-// plan takes free devices near as few NUMA nodes as suffice for all of the container's (or the pod's) resources; among those
+// Plan takes free devices near as few NUMA nodes as suffice for all of the container's (or the pod's) resources; among those
 // the plugin's preferred ones, then those that the resource's ordering puts first. It takes devices that a plugin has recently refused only where the pod
 // cannot be served without them.
 func Plan(w Input, from Resources) (Result, *device.Refusal) {
