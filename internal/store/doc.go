@@ -34,7 +34,7 @@
 //	claims                  made with the first start that offers resources through claims
 //	    record              one byte
 //	retired                 made with the first resource that is forgotten
-//	    <resource name>     JSON of retirement: since when; the Node may still show it
+//	    <resource name>     one byte, or JSON from an older version: the Node may still show the resource
 //
 // The history, history.db:
 //

@@ -1,20 +1,14 @@
 package store
 
 import (
-	"encoding/json"
 	"fmt"
-	"time"
 
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A retirement is the record of a forgotten resource until the Node no longer shows it.
-type retirement struct {
-	Since time.Time `json:"since"`
-}
-
+// readRetired returns the forgotten resources that the Node may still show.
 func readRetired(db *bolt.DB) (all []device.ResourceName, err error) {
 	err = each(db, retiredBucket, func(name, _ []byte) { all = append(all, device.ResourceName(name)) })
 	return all, err
@@ -37,13 +31,9 @@ func (s *Store) ForgetResource(r device.ResourceName) error {
 		if err := dropUncounted(d, r); err != nil {
 			return fail(err)
 		}
-		note, err := json.Marshal(retirement{time.Now().UTC().Truncate(time.Second)})
-		if err != nil {
-			return fail(err)
-		}
 		retired, err := d.bucket(retiredBucket)
 		if err == nil {
-			err = retired.put([]byte(r), note)
+			err = retired.put([]byte(r), []byte{1})
 		}
 		if err != nil {
 			return fail(err)
