@@ -232,9 +232,9 @@ func (a *Allocator) departureLocked(p *pod) (d device.Departure, joined bool) {
 		q := a.pods[other]
 		return other != uid && q != nil && (q.active() || q.departure.stage < quiet || other < uid)
 	}
-	kept := map[device.Cordon]bool{} // for all devices of a pod at once: a claim may have many, and many pods
+	kept := map[device.Key]bool{} // for all devices of a pod at once: a claim may have many, and many pods
 	isKept := func(r device.ResourceName, id device.ID) bool {
-		if kept[device.Cordon{Resource: r, ID: id}] {
+		if kept[device.Key{Resource: r, ID: id}] {
 			return true
 		}
 		joins := false
@@ -249,7 +249,7 @@ func (a *Allocator) departureLocked(p *pod) (d device.Departure, joined bool) {
 			}
 			for _, s := range device.Shares(q.assigned) {
 				for _, id := range s.IDs {
-					kept[device.Cordon{Resource: s.Resource, ID: id}] = true
+					kept[device.Key{Resource: s.Resource, ID: id}] = true
 				}
 			}
 			return true

@@ -121,20 +121,16 @@ type Conflict struct {
 // Conflicts returns the devices that records assign to several pods, ordered by resource and ID. The cause is a commit that
 // failed and is in the file all the same. Containers of one pod may share a device, and so may pods that have it by one claim.
 func Conflicts(records []PodRecord) []Conflict {
-	type key struct {
-		ResourceName
-		ID
-	}
 	type holders struct {
 		pods   []Pod
 		claim  ClaimUID // of the first
 		differ bool     // the pods have it by different claims, or without one
 	}
-	found := map[key]holders{}
+	found := map[Key]holders{}
 	for _, r := range records {
 		for _, s := range Shares(r.Assignments) {
 			for _, id := range s.IDs {
-				k := key{s.Resource, id}
+				k := Key{s.Resource, id}
 				has, claim := found[k], r.Demand.Claim(s.Resource, id)
 				switch n := len(has.pods); {
 				case n == 0:
@@ -152,7 +148,7 @@ func Conflicts(records []PodRecord) []Conflict {
 	var all []Conflict
 	for k, has := range found {
 		if has.differ {
-			all = append(all, Conflict{k.ResourceName, k.ID, has.pods})
+			all = append(all, Conflict{k.Resource, k.ID, has.pods})
 		}
 	}
 	slices.SortFunc(all, func(a, b Conflict) int { return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.ID, b.ID)) })

@@ -13,7 +13,7 @@ import (
 )
 
 // Driver is the name of devmgrd as a DRA driver.
-const Driver = "devmgrd.io"
+const Driver = device.DRADriver
 
 // suffixLength is the number of hexadecimal digits at the end of a derived name.
 const suffixLength = 6
