@@ -61,21 +61,30 @@ type cdiSpec struct {
 	Edits edits `json:"containerEdits"` // for each container with any of the devices
 }
 
-// cdiEdits returns the edits of the named CDI devices. It skips unreadable specifications: the runtime fails if a device is
-// missing.
-func cdiEdits(dirs, names []string) edits {
-	found := map[string]edits{} // by device
+// A cdiDevice is what a CDI device adds to a container, and the part of it that its specification does not have for all devices.
+type cdiDevice struct{ all, own edits }
+
+// cdiDevices returns those of the named CDI devices that the specifications have. It skips unreadable specifications: the runtime fails if a
+// device is missing.
+func cdiDevices(dirs, names []string) map[string]cdiDevice {
+	found := map[string]cdiDevice{}
 	for spec := range cdiSpecs(dirs, names) {
 		for _, d := range spec.Devices {
 			if name := spec.Kind + "=" + d.Name; slices.Contains(names, name) {
-				found[name] = edits{slices.Concat(spec.Edits.DeviceNodes, d.Edits.DeviceNodes), slices.Concat(spec.Edits.Mounts, d.Edits.Mounts)}
+				found[name] = cdiDevice{edits{slices.Concat(spec.Edits.DeviceNodes, d.Edits.DeviceNodes), slices.Concat(spec.Edits.Mounts, d.Edits.Mounts)}, d.Edits}
 			}
 		}
 	}
+	return found
+}
+
+// cdiEdits returns the edits of the named CDI devices.
+func cdiEdits(dirs, names []string) edits {
+	found := cdiDevices(dirs, names)
 	var all edits
 	for _, name := range names {
-		all.DeviceNodes = append(all.DeviceNodes, found[name].DeviceNodes...)
-		all.Mounts = append(all.Mounts, found[name].Mounts...)
+		all.DeviceNodes = append(all.DeviceNodes, found[name].all.DeviceNodes...)
+		all.Mounts = append(all.Mounts, found[name].all.Mounts...)
 	}
 	return all
 }
@@ -91,23 +100,18 @@ func cdiNames(shares []device.Share) (names []string) {
 // cdiLacks returns what the host lacks of the named CDI devices, for people: the runtime says it to the kubelet alone. Empty: nothing is known to be
 // missing in these directories, and the runtime may read others.
 func cdiLacks(dirs, names []string) string {
-	found := map[string]edits{}
-	for spec := range cdiSpecs(dirs, names) {
-		for _, d := range spec.Devices {
-			found[spec.Kind+"="+d.Name] = edits{slices.Concat(spec.Edits.DeviceNodes, d.Edits.DeviceNodes), slices.Concat(spec.Edits.Mounts, d.Edits.Mounts)}
-		}
-	}
+	found := cdiDevices(dirs, names)
 	for _, name := range names {
 		of, known := found[name]
 		if !known {
 			return fmt.Sprintf("no CDI specification in %s has its device %s", strings.Join(dirs, " or "), name)
 		}
-		for _, n := range of.DeviceNodes {
+		for _, n := range of.all.DeviceNodes {
 			if path := cmp.Or(n.HostPath, n.Path); gone(path) {
 				return fmt.Sprintf("its CDI device %s has the device node %s, which the host does not have", name, path)
 			}
 		}
-		for _, m := range of.Mounts {
+		for _, m := range of.all.Mounts {
 			if gone(m.HostPath) {
 				return fmt.Sprintf("its CDI device %s mounts %s, which the host does not have", name, m.HostPath)
 			}
@@ -125,20 +129,13 @@ func gone(path string) bool {
 // cdiOwnNodes returns the nodes of the named CDI devices, without those that a specification has for all of its devices. It fails if
 // no specification has one of the devices.
 func cdiOwnNodes(dirs, names []string) (all []cdiNode, err error) {
-	found := map[string][]cdiNode{}
-	for spec := range cdiSpecs(dirs, names) {
-		for _, d := range spec.Devices {
-			if name := spec.Kind + "=" + d.Name; slices.Contains(names, name) {
-				found[name] = d.Edits.DeviceNodes
-			}
-		}
-	}
+	found := cdiDevices(dirs, names)
 	for _, name := range names {
-		nodes, known := found[name]
+		of, known := found[name]
 		if !known {
 			return nil, fmt.Errorf("no CDI specification has the device %s", name)
 		}
-		all = append(all, nodes...)
+		all = append(all, of.own.DeviceNodes...)
 	}
 	return all, nil
 }
