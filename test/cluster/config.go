@@ -39,6 +39,7 @@ const (
 func (c *Cluster) etcdArgs() []string {
 	return []string{
 		c.tools.Path("etcd"), "--data-dir=/var/lib/etcd", "--log-level=warn", "--unsafe-no-fsync",
+		"--quota-backend-bytes=8589934592", // pods as large as they may be, written for an hour (test/chaos), fill the usual 2 GiB
 		"--listen-client-urls=http://" + etcdAddress, "--advertise-client-urls=http://" + etcdAddress,
 		"--listen-peer-urls=http://" + etcdPeer, "--initial-advertise-peer-urls=http://" + etcdPeer,
 		"--initial-cluster=default=http://" + etcdPeer,
