@@ -59,10 +59,7 @@ func (m *Mirror) Run(ctx context.Context) error {
 		} else {
 			pause = max(pause, again.Next())
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
+		loops.Sleep(ctx, pause)
 		if err == nil {
 			select {
 			case <-moved:

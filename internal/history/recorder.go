@@ -91,10 +91,7 @@ func (r *Recorder) Run(ctx context.Context) error {
 		} else {
 			pause = max(batch, again.Next())
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
+		loops.Sleep(ctx, pause)
 		if ctx.Err() != nil {
 			_ = r.update()
 			return nil

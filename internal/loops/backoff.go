@@ -33,9 +33,12 @@ func Doubled(first, last time.Duration, times int) time.Duration {
 }
 
 // Wait waits for the next pause, or until ctx ends.
-func (b *Backoff) Wait(ctx context.Context) {
+func (b *Backoff) Wait(ctx context.Context) { Sleep(ctx, b.Next()) }
+
+// Sleep waits for a pause, or until ctx ends.
+func Sleep(ctx context.Context, pause time.Duration) {
 	select {
-	case <-time.After(b.Next()):
+	case <-time.After(pause):
 	case <-ctx.Done():
 	}
 }

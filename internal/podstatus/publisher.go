@@ -122,10 +122,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 			p.write(ctx, next)
 			due = time.Now() // another pod may be next
 		}
-		select {
-		case <-time.After(rest):
-		case <-ctx.Done():
-		}
+		loops.Sleep(ctx, rest)
 		at := loops.At(due)
 		select {
 		case <-updated:

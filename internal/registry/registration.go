@@ -212,10 +212,7 @@ func (l *registration) wait(ctx context.Context, err error, pause *loops.Backoff
 		// Most plugins that recreate their socket register a moment later. Dialling before that would open two streams, and in
 		// some plugins the abandoned stream reads from the channel of the next one, and takes the next device's failure from it.
 		pause.Reset()
-		select {
-		case <-ctx.Done():
-		case <-time.After(courtesy):
-		}
+		loops.Sleep(ctx, courtesy)
 	}
 }
 

@@ -73,10 +73,7 @@ func (s *saver) run(ctx context.Context) {
 			pause = saveRetry
 			loops.Signal(s.wake) // failed records are still noted
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
+		loops.Sleep(ctx, pause)
 	}
 }
 
