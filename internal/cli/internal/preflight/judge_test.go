@@ -366,7 +366,7 @@ func TestAdvice_K3s_IsItsTemplate(t *testing.T) {
 		for _, one := range preflight.Judge(f) {
 			fmt.Fprintln(&text, one.Remedy)
 		}
-		want := "/var/lib/rancher/" + distribution + "/agent/etc/containerd/config-v3.toml.tmpl, and restart " + distribution
+		want := "/var/lib/rancher/" + distribution + "/agent/etc/containerd/config-v3.toml.tmpl, and restart " + distribution + "-agent, on a server " + distribution
 		if !strings.Contains(text.String(), want) || strings.Contains(text.String(), "conf.d") {
 			t.Errorf("no remedy says %q, or one says conf.d: %s", want, text.String())
 		}

@@ -204,8 +204,8 @@ func (f Facts) advice(what string) string {
 
 // dropIn returns how containerd gets devmgrd's drop-in.
 func (f Facts) dropIn() string {
-	if unit := f.unit(); unit == "k3s" || unit == "rke2" {
-		return "append /usr/share/devmgrd/containerd/devmgrd.toml, without its version, to {{ template \"base\" . }} in /var/lib/rancher/" + unit +
+	if rancher := f.rancher(); rancher != "" {
+		return "append /usr/share/devmgrd/containerd/devmgrd.toml, without its version, to {{ template \"base\" . }} in /var/lib/rancher/" + rancher +
 			"/agent/etc/containerd/config-v3.toml.tmpl, and " + f.restart()
 	}
 	return dropIn
@@ -216,13 +216,24 @@ func (f Facts) restart() string {
 	return "restart " + f.unit() + ", which touches no running container"
 }
 
-// unit returns the runtime's systemd unit.
+// unit returns the runtime's systemd unit, for a remedy.
 func (f Facts) unit() string {
 	if f.NRI.Runtime == "cri-o" || f.Runtime.Name == "cri-o" || strings.HasSuffix(f.Runtime.Socket, "/crio.sock") {
 		return crio
 	}
+	switch f.rancher() {
+	case "k3s":
+		return "k3s-agent, on a server k3s"
+	case "rke2":
+		return "rke2-agent, on a server rke2-server"
+	}
+	return containerd
+}
+
+// rancher returns whose containerd it is, k3s or rke2; empty: neither's.
+func (f Facts) rancher() string {
 	if f.Runtime.Socket != rancherSocket {
-		return containerd
+		return ""
 	}
 	if strings.HasPrefix(f.Containerd.File, "/var/lib/rancher/rke2/") {
 		return "rke2"
