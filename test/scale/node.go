@@ -78,7 +78,7 @@ func (n *node) startKubelet(ctx context.Context) error {
 		Status: corev1.NodeStatus{
 			Capacity:   corev1.ResourceList{"cpu": resource.MustParse("64"), "memory": resource.MustParse("512Gi"), "pods": resource.MustParse("110")},
 			Conditions: []corev1.NodeCondition{readyCondition()},
-			NodeInfo:   corev1.NodeSystemInfo{KubeletVersion: "v1.36.3", ContainerRuntimeVersion: "containerd://2.4.2", OSImage: "Debian GNU/Linux 12", Architecture: "amd64", OperatingSystem: "linux"},
+			NodeInfo:   corev1.NodeSystemInfo{KubeletVersion: "v1.37.2", ContainerRuntimeVersion: "containerd://2.4.2", OSImage: "Debian GNU/Linux 12", Architecture: "amd64", OperatingSystem: "linux"},
 		},
 	}
 	object.Status.Allocatable = object.Status.Capacity
