@@ -207,13 +207,16 @@ func write(path string, with func(d *shareddir.Dir, name string) error) error {
 const maxBytes = 256 << 20
 
 // Read reads the file at path. It must be a regular file and no link, because plugins may write in its directory.
-func Read(path string) (File, error) {
+func Read(path string) (File, error) { return ReadAtMost(path, maxBytes) }
+
+// ReadAtMost is Read, and fails if the file is longer than most bytes.
+func ReadAtMost(path string, most int64) (File, error) {
 	d, name, err := shareddir.Split(path)
 	if err != nil {
 		return File{}, err
 	}
 	defer d.Close()
-	data, err := d.ReadFile(name, maxBytes)
+	data, err := d.ReadFile(name, most)
 	if err != nil {
 		return File{}, err
 	}

@@ -82,6 +82,10 @@ func namesOf(c config.Config) hosts {
 	return append(names, c.Metrics.HostNames...)
 }
 
+// maxCheckpoint bounds what kubelets reads, in bytes: plugins that stay with the kubelet can write the file. The kubelet's own has some 100 bytes for
+// each device.
+const maxCheckpoint = 8 << 20
+
 // kubelets reads the kubelet's checkpoint for the resources that devmgrd serves: on a node that came to devmgrd without an import, containers that
 // the kubelet made still have these devices. An import moves the file aside.
 func (d *daemon) kubelets() nri.Kubelets {
@@ -91,7 +95,7 @@ func (d *daemon) kubelets() nri.Kubelets {
 	}
 	ignored := pods.Ignores(c.IgnoredResources)
 	return func() map[device.Container]map[device.ResourceName][]device.ID {
-		file, err := checkpoint.Read(filepath.Join(c.KubeletDir, checkpoint.Name))
+		file, err := checkpoint.ReadAtMost(filepath.Join(c.KubeletDir, checkpoint.Name), maxCheckpoint)
 		if err != nil {
 			if !errors.Is(err, fs.ErrNotExist) {
 				log.Warn("cannot read the kubelet's checkpoint", "err", err)
