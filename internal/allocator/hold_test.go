@@ -184,23 +184,22 @@ func TestFlapping_DiskIsFull_UnwrittenRecordsAreBounded(t *testing.T) {
 	}, suspending)
 }
 
-// A slowDisk takes a moment for each commit of falls, of which it counts those that have begun.
-type slowDisk struct {
+// A countingDisk counts the commits of falls that have begun.
+type countingDisk struct {
 	*store.Store
 	begun   atomic.Int32
 	began   func()       // called in the first
 	between atomic.Int32 // how many had begun when cordons were written
 }
 
-func (d *slowDisk) SaveFalls(save, forget []device.Falls) error {
+func (d *countingDisk) SaveFalls(save, forget []device.Falls) error {
 	if d.begun.Add(1) == 1 {
 		d.began()
 	}
-	time.Sleep(20 * time.Millisecond)
 	return d.Store.SaveFalls(save, forget)
 }
 
-func (d *slowDisk) SaveDeclaredCordons(all []device.Cordon) error {
+func (d *countingDisk) SaveDeclaredCordons(all []device.Cordon) error {
 	d.between.Store(d.begun.Load())
 	return d.Store.SaveDeclaredCordons(all)
 }
@@ -212,12 +211,12 @@ func TestFlapping_ManyRecordsAreWritten_OtherCommitsComeBetween(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer books.Close()
-	const parts = 10
+	const parts = 50 // the lock goes to who has waited for it for a millisecond, which some syncs of the disk take
 	var falls []device.Falls
 	for _, i := range many(parts * 1024) {
 		falls = append(falls, device.Falls{Resource: gpu, ID: device.ID(fmt.Sprint("d", i))})
 	}
-	plugins, disk := newShop(), &slowDisk{Store: books}
+	plugins, disk := newShop(), &countingDisk{Store: books}
 	a := allocator.New(allocator.Config{
 		Registry: plugins, Plugins: plugins, Store: disk, Notifier: plugins, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 		Falls: falls, // nothing is known of them any longer: their records are removed
