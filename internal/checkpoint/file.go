@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"maps"
@@ -203,24 +204,45 @@ func write(path string, with func(d *shareddir.Dir, name string) error) error {
 	return nil
 }
 
-// maxBytes bounds a file: a kubelet's file has some 100 bytes for each device.
-const maxBytes = 256 << 20
+// limits bound a file, since plugins may write in its directory: bytes, of which a kubelet's file has some 100 for each device; JSON objects and nulls, two for
+// each resource of a container; and commas. What is larger is refused before it is decoded, which costs some hundred times as much.
+type limits struct{ bytes, objects, elements int }
 
-// Read reads the file at path. It must be a regular file and no link, because plugins may write in its directory.
-func Read(path string) (File, error) { return ReadAtMost(path, maxBytes) }
+const (
+	maxBytes    = 256 << 20
+	maxObjects  = 1 << 17
+	maxElements = 1 << 22
 
-// ReadAtMost is Read, and fails if the file is longer than most bytes.
-func ReadAtMost(path string, most int64) (File, error) {
+	// What bounds a file that is read again and again.
+	watchedBytes    = 8 << 20
+	watchedObjects  = 1 << 14
+	watchedElements = 1 << 18
+)
+
+// Read reads the file at path. It must be a regular file and no link.
+func Read(path string) (File, error) { return limits{maxBytes, maxObjects, maxElements}.read(path) }
+
+// ReadWatched is Read, with the limits of a node that is not extraordinary, for a file that is read whenever a plugin may have changed it.
+func ReadWatched(path string) (File, error) {
+	return limits{watchedBytes, watchedObjects, watchedElements}.read(path)
+}
+
+func (l limits) read(path string) (File, error) {
 	d, name, err := shareddir.Split(path)
 	if err != nil {
 		return File{}, err
 	}
 	defer d.Close()
-	data, err := d.ReadFile(name, most)
+	data, err := d.ReadFile(name, int64(l.bytes))
 	if err != nil {
 		return File{}, err
 	}
-	f, err := Decode(data)
+	f := File{}
+	if objects, elements := bytes.Count(data, []byte("{"))+bytes.Count(data, []byte("null")), bytes.Count(data, []byte(",")); objects > l.objects || elements > l.elements {
+		err = fmt.Errorf("it has %d objects and %d elements, and may have %d and %d", objects, elements, l.objects, l.elements)
+	} else {
+		f, err = Decode(data)
+	}
 	if err != nil {
 		return File{}, fmt.Errorf("%s: %w", path, err)
 	}

@@ -191,3 +191,25 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// A plugin may write the kubelet's file: what is larger than a kubelet's is refused before it costs anything.
+func TestReadWatched_FileIsLong_IsRefused(t *testing.T) {
+	t.Parallel()
+	const head, tail = `{"Data":{"PodDeviceEntries":[{}`, `],"RegisteredDevices":{}},"Checksum":1}`
+	path := filepath.Join(t.TempDir(), checkpoint.Name)
+	for _, c := range []struct{ part, want string }{
+		{`,{"AllocResp":"` + strings.Repeat("A", 8<<20) + `"}`, "longer than"},
+		{strings.Repeat(",{}", 1<<14), "objects"},
+		{strings.Repeat(",null", 1<<14), "objects"},
+		{`,{"DeviceIDs":{"0":["x"` + strings.Repeat(`,"y"`, 1<<18) + `]}}`, "elements"},
+		{strings.Repeat(",{}", 1<<14-5), "checksum"}, // that is the limit
+	} {
+		if err := os.WriteFile(path, []byte(head+c.part+tail), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := checkpoint.ReadWatched(path)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%.20q...: %v, want %q", c.part, err, c.want)
+		}
+	}
+}

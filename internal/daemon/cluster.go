@@ -28,6 +28,9 @@ func (d *daemon) addCluster() error {
 		Uncounted: d.known.Uncounted, SaveUncounted: d.stateFile.SaveUncounted,
 		KubeletDir: c.Plugins.KubeletDir, Log: log, Metrics: d.metrics,
 	}
+	if d.kubelet != nil {
+		node.KubeletManages = d.kubelet.manages
+	}
 	all := pods.Config{
 		NodeName: c.NodeName, Client: d.api, Sink: d.devices, Runtime: d.present, Served: served(d.known.Pods),
 		Ignored: c.Plugins.IgnoredResources, Selectors: c.Allocation.Selectors, Log: d.logFor("pods"),

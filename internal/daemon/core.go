@@ -44,6 +44,7 @@ func (d *daemon) addCore() error {
 		Metrics:            d.metrics,
 	})
 	d.present = nri.NewPresence()
+	d.kubelet = newKubelet(c, d.logFor("kubelet"))
 	journal := history.NewJournal(d.historyFile, d.logFor("history"))
 	d.gate = reclaimGate(c.Release, pluginOf(d.plugins.Registrations), d.present, d.logFor("release"), d.metrics)
 	d.devices = allocator.New(allocator.Config{

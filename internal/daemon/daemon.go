@@ -47,6 +47,7 @@ type daemon struct {
 	gate     *reclaim.Gate
 	devices  *allocator.Allocator
 	recorder *history.Recorder
+	kubelet  *kubelet // nil: devmgrd serves in the kubelet's directory
 
 	// addCluster; nil: kubernetes.mode is none
 	api           kube.Client

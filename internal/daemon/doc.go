@@ -9,6 +9,7 @@
 //	core.go          plugins, assignments, and what keeps devices from pods
 //	cluster.go       pods and the Node; nothing with kubernetes.mode: none
 //	dra.go           claims and ResourceSlices
+//	kubelet.go       what the kubelet's own device manager still has
 //	surfaces.go      operators, PodResources, the runtime, metrics
 //	ordering.go      the order in which devices are chosen
 //	reclaim.go       proofs that devices are free; the process that finds openers

@@ -2,19 +2,14 @@ package daemon
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/admin"
-	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/nri"
 	"github.com/devmgrd/devmgrd/internal/podresources"
-	"github.com/devmgrd/devmgrd/internal/pods"
 	"github.com/devmgrd/devmgrd/internal/statuspage"
 	"github.com/devmgrd/devmgrd/internal/version"
 )
@@ -24,7 +19,7 @@ func (d *daemon) addSurfaces() error {
 	c := d.config
 	hook := nri.Config{
 		Socket: c.NRI.Socket, Index: c.NRI.Index, MaxWait: c.NRI.MaxWait, Allocator: d.devices, Runtime: d.devices, Notifier: d.notifier,
-		Redirect: redirect(c.Plugins), Dirs: d.plugins, Rules: d.rules, Kubelets: d.kubelets(), Presence: d.present, Log: d.logFor("nri"), Metrics: d.metrics,
+		Redirect: redirect(c.Plugins), Dirs: d.plugins, Rules: d.rules, Presence: d.present, Log: d.logFor("nri"), Metrics: d.metrics,
 	}
 	queries := podresources.Config{
 		Socket: c.PodResources.Socket, KubeletSocket: c.PodResources.KubeletSocket, Takeover: c.PodResources.Takeover,
@@ -40,6 +35,9 @@ func (d *daemon) addSurfaces() error {
 		hook.Pods, queries.Pods = d.pods, d.pods
 		operator.Evictions, operator.Pods, operator.OnNode = d.notifier, d.pods, d.node.Shown
 		operator.Claimed, operator.OverMaxDevices = d.offered.Claimed, d.offered.OverMaxDevices
+	}
+	if d.kubelet != nil {
+		hook.Kubelets = d.kubelet.containers
 	}
 	if d.claims != nil {
 		hook.Claims = d.claims.files
@@ -80,28 +78,4 @@ func namesOf(c config.Config) hosts {
 		names = append(names, name)
 	}
 	return append(names, c.Metrics.HostNames...)
-}
-
-// maxCheckpoint bounds what kubelets reads, in bytes: plugins that stay with the kubelet can write the file. The kubelet's own has some 100 bytes for
-// each device.
-const maxCheckpoint = 8 << 20
-
-// kubelets reads the kubelet's checkpoint for the resources that devmgrd serves: on a node that came to devmgrd without an import, containers that
-// the kubelet made still have these devices. An import moves the file aside.
-func (d *daemon) kubelets() nri.Kubelets {
-	c, log := d.config.Plugins, d.logFor("nri")
-	if c.KubeletDir == c.SocketDir {
-		return nil // the file there is devmgrd's own
-	}
-	ignored := pods.Ignores(c.IgnoredResources)
-	return func() map[device.Container]map[device.ResourceName][]device.ID {
-		file, err := checkpoint.ReadAtMost(filepath.Join(c.KubeletDir, checkpoint.Name), maxCheckpoint)
-		if err != nil {
-			if !errors.Is(err, fs.ErrNotExist) {
-				log.Warn("cannot read the kubelet's checkpoint", "err", err)
-			}
-			return nil
-		}
-		return file.Select(func(r device.ResourceName) bool { return !ignored(r) }).ByContainer()
-	}
 }

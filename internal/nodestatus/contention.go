@@ -1,6 +1,7 @@
 package nodestatus
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -22,6 +23,7 @@ type contention struct {
 
 	mu          locks.Mutex[locks.Leaf]
 	overwritten map[device.ResourceName]overwrites
+	kubelets    map[device.ResourceName]bool // replaced, never edited: what the kubelet's device manager has too
 }
 
 type overwrites struct {
@@ -60,4 +62,25 @@ func (v *contention) contested() []device.ResourceName {
 	}
 	slices.Sort(all)
 	return all
+}
+
+// share records what the kubelet's device manager has too, and returns which of it is new, ascending.
+func (v *contention) share(all map[device.ResourceName]bool) (added []device.ResourceName) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for r := range all {
+		if !v.kubelets[r] {
+			added = append(added, r)
+		}
+	}
+	v.kubelets = all
+	slices.Sort(added)
+	return added
+}
+
+// shared returns the resources that the kubelet's device manager has too, ascending.
+func (v *contention) shared() []device.ResourceName {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.Sorted(maps.Keys(v.kubelets))
 }

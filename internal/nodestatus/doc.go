@@ -45,6 +45,7 @@
 //	number.go       the number of one resource, as a formula: pure
 //	stabilizer.go   when a fall counts: pure
 //	peaks.go        what pods that are bound may hold up: pure
+//	kubelet.go      what the kubelet's own device manager has: none of it is free
 //	contention.go   how often another writer has changed a value
 //	judge.go        the conditions, from devices and components: pure
 //	conditions.go   when a condition is written: pure; and the patches
@@ -69,7 +70,7 @@
 // # Limits of the package
 //
 // It never writes zero because it ends: a restarting kubelet would fail the pods that hold devices. It creates no Node. It
-// polls the components every 10 s, and while a resource leaves the ResourceSlices these every 200 ms. It removes a resource for longer than that second only after it is forgotten (Retired), by "devmgrd forget" or for another resource, once: if another
+// polls the components every 10 s, the kubelet's file every 5 s while the kubelet has a resource, and while a resource leaves the ResourceSlices these every 200 ms. It removes a resource for longer than that second only after it is forgotten (Retired), by "devmgrd forget" or for another resource, once: if another
 // writer puts the resource back, it stays. And it removes what is offered through claims (Claimed), once slices can be written (Slices.Writable), and
 // each time that another writer puts it back.
 package nodestatus

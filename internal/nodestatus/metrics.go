@@ -1,6 +1,10 @@
 package nodestatus
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // The parts of the Node's status that devmgrd patches.
 const (
@@ -27,7 +31,7 @@ func newMetrics(to prometheus.Registerer, s *store, v View, by *contention) *met
 		capacity: prometheus.NewDesc("devmgrd_node_capacity",
 			"Devices that the Node object shows to the scheduler, as capacity and allocatable.", []string{"resource_name"}, nil),
 		contested: prometheus.NewDesc("devmgrd_node_capacity_contested",
-			"1 while another writer keeps changing the Node's capacity of the resource: mostly a kubelet with which a device plugin is also registered.", []string{"resource_name"}, nil),
+			"1 while another writer keeps changing the Node's capacity of the resource, or the kubelet's device manager has the resource too.", []string{"resource_name"}, nil),
 		store:      s,
 		view:       v,
 		contention: by,
@@ -57,7 +61,9 @@ func (m *metrics) Describe(c chan<- *prometheus.Desc) {
 
 // Collect is part of prometheus.Collector. It reports only resources of the View, so that no old series remains.
 func (m *metrics) Collect(c chan<- prometheus.Metric) {
-	for _, r := range m.contention.contested() {
+	all := append(m.contention.contested(), m.contention.shared()...)
+	slices.Sort(all)
+	for _, r := range slices.Compact(all) {
 		c <- prometheus.MustNewConstMetric(m.contested, prometheus.GaugeValue, 1, string(r))
 	}
 	now, _ := m.store.now()

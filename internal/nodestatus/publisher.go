@@ -40,10 +40,12 @@ const (
 	lastLook  = 5 * time.Second
 	// slicesInterval is how often the publisher looks whether a resource is still in ResourceSlices.
 	slicesInterval = 200 * time.Millisecond
-	patchTimeout   = 10 * time.Second
-	lastPatch      = 2 * time.Second // the patch at the end of Run
-	firstRetry     = 200 * time.Millisecond
-	lastRetry      = 10 * time.Second
+	// kubeletInterval is how often it looks whether the kubelet still manages a resource. The kubelet's last change of the Node mostly comes first.
+	kubeletInterval = 5 * time.Second
+	patchTimeout    = 10 * time.Second
+	lastPatch       = 2 * time.Second // the patch at the end of Run
+	firstRetry      = 200 * time.Millisecond
+	lastRetry       = 10 * time.Second
 )
 
 // A View is the source of the published capacity.
@@ -57,13 +59,13 @@ type View interface {
 
 // Notifier reports the node's problems to its owners. Its methods return at once.
 type Notifier interface {
-	// Contested reports that another writer keeps changing the Node's capacity of a resource.
+	// Contested reports that another writer keeps changing the Node's capacity of a resource, or that the kubelet's device manager has it too.
 	Contested(device.ResourceName)
 	// InvalidCordons reports that the Node's annotation has a mistake.
 	InvalidCordons(error)
 }
 
-// Config is what New needs. Every field but Began, Expected, Claimed, Slices, Uncounted and Forgotten is required; SaveUncounted only with Claimed.
+// Config is what New needs. Every field but Began, Expected, KubeletManages, Claimed, Slices, Uncounted and Forgotten is required; SaveUncounted only with Claimed.
 type Config struct {
 	NodeName string
 	Began    time.Time      // when devmgrd started; zero: long ago
@@ -76,6 +78,8 @@ type Config struct {
 	Expected   map[device.ResourceName]int // how many devices this node should have; may be nil
 	// Ignored reports which resources devmgrd does not manage: they are not removed from the Node either.
 	Ignored func(device.ResourceName) bool
+	// KubeletManages returns the resources that the kubelet's own device manager has: it fails new pods that request them. nil: none.
+	KubeletManages func(context.Context) map[device.ResourceName]bool
 	// Claimed reports which resources are offered through claims: the Node must not show them. A value of 0 would not do: at its start a
 	// kubelet fails pods that count against it. nil: none is.
 	Claimed func(device.ResourceName) bool
@@ -111,10 +115,13 @@ var errNotYet = errors.New("the node's capacity has not been compared yet")
 // New returns a Publisher; Run starts it.
 func New(cfg Config) *Publisher {
 	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Notifier == nil || cfg.Cordons == nil || cfg.Components == nil || cfg.Ignored == nil || cfg.KubeletDir == "" || cfg.Log == nil || cfg.Metrics == nil {
-		panic("nodestatus: every field of Config but Began, Expected, Claimed, Slices, Uncounted and Forgotten is required")
+		panic("nodestatus: every field of Config but Began, Expected, KubeletManages, Claimed, Slices, Uncounted and Forgotten is required")
 	}
 	if cfg.Slices == nil {
 		cfg.Slices = noSlices{}
+	}
+	if cfg.KubeletManages == nil {
+		cfg.KubeletManages = func(context.Context) map[device.ResourceName]bool { return nil }
 	}
 	if cfg.Claimed == nil {
 		cfg.Claimed = func(device.ResourceName) bool { return false }
@@ -163,6 +170,9 @@ func (p *Publisher) Check() error {
 	if all := p.contention.contested(); len(all) > 0 {
 		return fmt.Errorf("another writer keeps changing the node's capacity of %v: a device plugin is also registered with the kubelet, or another program writes the capacity", all)
 	}
+	if all := p.contention.shared(); len(all) > 0 {
+		return fmt.Errorf("the kubelet's device manager has %v too, and fails new pods, so the node shows none of their devices as free: it forgets a plugin five minutes after that has left, or when it starts without %s", all, kubeletFile)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.failure
@@ -197,6 +207,7 @@ func (p *Publisher) publish(ctx context.Context) {
 		}
 		now.node = node
 		sliced := p.awaitSlices(now.capacity, node, decider.withdrawn)
+		shared := p.leaveToKubelet(now, p.cfg.KubeletManages(ctx))
 		var retired []device.ResourceName
 		if now.listed {
 			retired = resources.Retired
@@ -208,6 +219,9 @@ func (p *Publisher) publish(ctx context.Context) {
 		rest := min(lookShare*time.Since(began), lastLook)
 		if sliced {
 			next.again = loops.Earliest(next.again, at.Add(slicesInterval))
+		}
+		if shared {
+			next.again = loops.Earliest(next.again, at.Add(kubeletInterval))
 		}
 		for _, r := range next.overwritten {
 			p.reportContention(r, next.want[r], node)

@@ -43,7 +43,26 @@ type view struct {
 	mistakes  []string
 	refuse    error // of DeclareCordons
 	retired   []device.ResourceName
-	fail      error // of Unpublished
+	fail      error                        // of Unpublished
+	kubelets  map[device.ResourceName]bool // replaced, never edited
+}
+
+// kubeletManages is what the kubelet would say.
+func (v *view) kubeletManages(context.Context) map[device.ResourceName]bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.kubelets
+}
+
+func (v *view) setKubelets(all ...device.ResourceName) {
+	managed := map[device.ResourceName]bool{}
+	for _, r := range all {
+		managed[r] = true
+	}
+	v.mu.Lock()
+	v.kubelets = managed
+	v.mu.Unlock()
+	v.signal()
 }
 
 func newView(n quantities) *view { return &view{numbers: n, changed: make(chan struct{})} }
@@ -181,7 +200,7 @@ func untilShows(t *testing.T, api *kubetest.Server, want map[string]string) {
 func publish(t *testing.T, api *kubetest.Server, v *view) (*nodestatus.Publisher, *prometheus.Registry) {
 	t.Helper()
 	registry := prometheus.NewRegistry()
-	p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Notifier: v, Cordons: v, Components: v.components, Ignored: func(r device.ResourceName) bool { return r == "a.example/ignored" }, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: registry})
+	p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Notifier: v, Cordons: v, Components: v.components, Ignored: func(r device.ResourceName) bool { return r == "a.example/ignored" }, KubeletManages: v.kubeletManages, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: registry})
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()

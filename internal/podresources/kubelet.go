@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,7 +19,9 @@ import (
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	v1alpha1 "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
+	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/locks"
+	"github.com/devmgrd/devmgrd/internal/podresources/internal/takeover"
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
@@ -49,10 +52,9 @@ type kubelet struct {
 	failed atomic.Bool // the failure has been logged
 }
 
-// newKubelet returns a client of the process that listens at the first of the paths where a process other than self does. Its
-// goroutines belong to work and end with ctx.
-func newKubelet(ctx context.Context, work *sync.WaitGroup, paths []string, self int, gaps interface{ Inc() }, log *slog.Logger) (*kubelet, error) {
-	conn, err := grpc.NewClient("passthrough:///kubelet",
+// connect returns a connection to the process that listens at the first of the paths where a process other than self does.
+func connect(paths []string, self int) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dialOther(ctx, paths, self) }),
 		// A kubelet that is back is used at once. Without requests nothing is dialled.
@@ -62,6 +64,44 @@ func newKubelet(ctx context.Context, work *sync.WaitGroup, paths []string, self 
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxKubeletBytes)),
 	)
+}
+
+// paths returns where the kubelet may listen: it does at its own path until devmgrd takes that over.
+func paths(socket string, taken bool) []string {
+	if taken {
+		return []string{takeover.Aside(socket), socket}
+	}
+	return []string{socket}
+}
+
+// KubeletsResources asks the kubelet at socket, which devmgrd may have taken over, for the resources of which containers have devices of its own
+// device manager. With this question the kubelet also forgets the devices of pods that have ended (UpdateAllocatedDevices).
+func KubeletsResources(ctx context.Context, socket string, taken bool) (map[device.ResourceName]bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, kubeletTimeout)
+	defer cancel()
+	conn, err := connect(paths(socket, taken), os.Getpid())
+	if err != nil {
+		return nil, fmt.Errorf("PodResources of the kubelet: %w", err)
+	}
+	defer conn.Close()
+	answer, err := v1.NewPodResourcesListerClient(conn).List(ctx, &v1.ListPodResourcesRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("PodResources of the kubelet at %s: %w", socket, err)
+	}
+	all := map[device.ResourceName]bool{}
+	for _, p := range answer.GetPodResources() {
+		for _, c := range p.GetContainers() {
+			for _, d := range c.GetDevices() {
+				all[device.ResourceName(d.GetResourceName())] = true
+			}
+		}
+	}
+	return all, nil
+}
+
+// newKubelet returns a client of the kubelet. Its goroutines belong to work and end with ctx.
+func newKubelet(ctx context.Context, work *sync.WaitGroup, paths []string, self int, gaps interface{ Inc() }, log *slog.Logger) (*kubelet, error) {
+	conn, err := connect(paths, self)
 	if err != nil {
 		return nil, err
 	}

@@ -152,11 +152,9 @@ func (s *Server) Run(ctx context.Context) error {
 	proposal.RegisterPodResourcesServer(server, alphaLister{Server: s})
 	podresourcesv1.RegisterPodResourcesServiceServer(server, watcher{Server: s})
 
-	paths := []string{s.cfg.KubeletSocket}
 	var sockets sync.WaitGroup
 	if s.cfg.Takeover {
 		t := takeover.New(s.cfg.KubeletSocket, s.log)
-		paths = append([]string{takeover.Aside(s.cfg.KubeletSocket)}, paths...) // the kubelet listens at its own path until devmgrd takes it over
 		sockets.Go(func() {
 			s.serve(ctx, server, s.cfg.KubeletSocket, t.Listen, func(ctx context.Context) {
 				if err := t.Run(ctx); err != nil {
@@ -167,7 +165,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	if s.cfg.KubeletSocket != "" {
 		var err error
-		s.kubelet, err = newKubelet(ctx, &s.work, paths, s.self, s.metrics.gaps, s.log)
+		s.kubelet, err = newKubelet(ctx, &s.work, paths(s.cfg.KubeletSocket, s.cfg.Takeover), s.self, s.metrics.gaps, s.log)
 		if err != nil {
 			return fmt.Errorf("PodResources: %w", err)
 		}

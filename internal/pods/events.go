@@ -67,7 +67,7 @@ func Kinds() []Kind {
 		{startedWithout, warning, onPod, "the container started while devmgrd was away, [without its devices](waiting.md#a-container-without-its-devices)"},
 		{notRedirected, warning, onPod, "the container started while devmgrd was away: [its plugin is registered with the kubelet](waiting.md#a-plugin-is-missing)"},
 		{notAllowed, warning, []string{"Pod", "Node"}, "a [rule](configuration.md#rules-for-device-plugins) does not allow a registration or a grant; the message names the rule"},
-		{contested, warning, onNode, "another writer keeps changing the Node's capacity of a resource"},
+		{contested, warning, onNode, "another writer keeps changing the Node's capacity of a resource, or the kubelet's device manager has it too"},
 		{invalidCordons, warning, onNode, "the Node's annotation [`devmgrd.io/cordon`](devices.md#a-device-out-of-service) has a mistake; the cordons before stay in force"},
 		{notSynchronized, warning, onNode, "[the runtime cannot list its containers](waiting.md#the-runtime-cannot-list-its-containers): containers that request devices cannot start"},
 	}
@@ -161,10 +161,10 @@ func (e *Events) NotStarted(pod device.Pod, container string, times int, why str
 	e.warn(pod, notStarted, fmt.Sprintf("container %s was given its devices %d times and has not started: %s", container, times, why))
 }
 
-// Contested reports on the Node that another writer keeps changing the Node's capacity of a resource.
+// Contested reports on the Node that another writer keeps changing the Node's capacity of a resource, or that the kubelet's device manager has it too.
 func (e *Events) Contested(r device.ResourceName) {
 	e.recorder.Eventf(e.onNode(), corev1.EventTypeWarning, contested,
-		"another writer keeps changing the node's capacity of %s: if a device plugin is also registered with the kubelet, devices may be assigned twice; recreate the plugin's pod", r)
+		"another writer keeps changing the node's capacity of %s, or the kubelet's device manager has it too: while a device plugin is also registered with the kubelet, devices may be assigned twice; recreate the plugin's pod. The kubelet forgets it five minutes later", r)
 }
 
 // DeviceRefused reports on the Node that a device is listed as healthy and cannot be had.

@@ -44,7 +44,7 @@ func prepare(t testing.TB, change ...func(*registry.Config)) *harness {
 	f := &harness{t: t, memory: &memory{}, logs: &logs{}, metrics: prometheus.NewRegistry()}
 	cfg := registry.Config{
 		GracePeriod:     time.Minute,
-		AllocateTimeout: 10 * time.Second, PreferredTimeout: 10 * time.Second, PreStartTimeout: 10 * time.Second,
+		AllocateTimeout: time.Minute, PreferredTimeout: time.Minute, PreStartTimeout: time.Minute,
 		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 256, MaxTotalBytes: 256 << 20,
 		Store: f.memory, Metrics: f.metrics,
 		Log: slog.New(slog.NewTextHandler(f.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),

@@ -185,6 +185,15 @@ func TestMigration_WithoutImport_PodsKeepTheirDevices(t *testing.T) {
 		r.must(r.Devmgrd.Kill())
 		r.must(r.StartDevmgrd(r.ctx))
 	}
+	r.must(r.WaitShown(r.soon(), gpu, 1)) // of the pod: the kubelet, which still has the resource, would fail another one
+	r.must(r.Create(r.ctx, node.Pod("c", gpu, 1, "report", "--then-sleep")))
+	r.unscheduled("c")
+	r.must(r.Kubelet.Stop(stopLimit))
+	r.must(os.Remove(kubeletFile))
+	r.must(r.Kubelet.Start(r.ctx))
+	if got := deviceOf(r.running("c")); got == "" || got == has {
+		t.Errorf("the new pod has %q, and the old one %q", got, has)
+	}
 	if after := r.lives(keeps); !slices.Equal(after, ran) {
 		t.Errorf("before: %v, after: %v", ran, after)
 	}

@@ -31,7 +31,7 @@ func TestNodeCapacity_KubeletWritesItToo_IsReported(t *testing.T) {
 		})
 	})
 	r.must(r.WaitReady(r.soon(), func(status int, text string) bool {
-		return status == http.StatusServiceUnavailable && strings.Contains(text, "node: another writer keeps changing the node's capacity of ["+gpu+"]")
+		return status == http.StatusServiceUnavailable && strings.Contains(text, "node: the kubelet's device manager has ["+gpu+"] too")
 	}))
 	r.until("the metric says so", func() bool { return r.metric(`devmgrd_node_capacity_contested{resource_name="`+gpu+`"}`) == 1 })
 }

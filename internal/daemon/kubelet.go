@@ -1,0 +1,110 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/checkpoint"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/locks"
+	"github.com/devmgrd/devmgrd/internal/podresources"
+	"github.com/devmgrd/devmgrd/internal/pods"
+	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
+)
+
+// A kubelet is what the kubelet's own device manager still has, as its checkpoint says, on a node that came to devmgrd without an import: an import moves
+// the file aside.
+type kubelet struct {
+	path string // of its checkpoint
+	// ask returns the resources of which containers have devices by the kubelet, and has it forget pods that have ended.
+	ask     func(context.Context) (map[device.ResourceName]bool, error)
+	ignored func(device.ResourceName) bool // they stay with the kubelet
+	log     *slog.Logger
+
+	mu   locks.Mutex[locks.Leaf]
+	seen fs.FileInfo // the file as it was read; nil: there was none
+	file checkpoint.File
+	over bool // the kubelet has forgotten the pods in this file
+}
+
+// newKubelet returns nil if devmgrd serves in the kubelet's directory: the file there is its own.
+func newKubelet(c config.Config, log *slog.Logger) *kubelet {
+	if c.Plugins.KubeletDir == c.Plugins.SocketDir {
+		return nil
+	}
+	ignored := pods.Ignores(c.Plugins.IgnoredResources)
+	return &kubelet{path: filepath.Join(c.Plugins.KubeletDir, checkpoint.Name), ignored: ignored, log: log, ask: func(ctx context.Context) (map[device.ResourceName]bool, error) {
+		if c.PodResources.KubeletSocket == "" {
+			return nil, nil
+		}
+		return podresources.KubeletsResources(ctx, c.PodResources.KubeletSocket, c.PodResources.Takeover)
+	}}
+}
+
+// read returns the file, which it reads again when it has changed. A kubelet replaces it in one step.
+func (k *kubelet) read() checkpoint.File {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	seen, err := lstat(k.path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		k.seen, k.file = nil, checkpoint.File{}
+		return k.file
+	case err == nil && k.seen != nil && os.SameFile(seen, k.seen) && seen.ModTime().Equal(k.seen.ModTime()) && seen.Size() == k.seen.Size():
+		return k.file
+	case err == nil:
+		k.seen, k.over = seen, false
+		k.file, err = checkpoint.ReadWatched(k.path)
+	}
+	if err != nil {
+		k.file = checkpoint.File{}
+		k.log.Warn("cannot read the kubelet's checkpoint", "err", err)
+	}
+	return k.file
+}
+
+func lstat(path string) (fs.FileInfo, error) {
+	d, name, err := shareddir.Split(path)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	return d.Stat(name)
+}
+
+// containers returns the devices that the kubelet's device manager has assigned: containers that it made still have them.
+func (k *kubelet) containers() map[device.Container]map[device.ResourceName][]device.ID {
+	return k.read().Select(func(r device.ResourceName) bool { return !k.ignored(r) }).ByContainer()
+}
+
+// manages returns the resources of which the kubelet fails new pods, since it believes that a plugin of its own serves them: those that are registered
+// in its file, which it takes out five minutes after the plugin has left, and those of which a container has devices by it. It asks the
+// kubelet for these: the file has pods that ended long ago, which the kubelet remembers until it is asked.
+func (k *kubelet) manages(ctx context.Context) map[device.ResourceName]bool {
+	file := k.read()
+	all, left := map[device.ResourceName]bool{}, map[device.ResourceName]bool{}
+	for r := range file.Healthy {
+		all[r] = true
+	}
+	for _, e := range file.Entries {
+		if !all[e.Resource] {
+			left[e.Resource] = true
+		}
+	}
+	if len(left) == 0 || k.over {
+		return all
+	}
+	used, err := k.ask(ctx)
+	k.over = err == nil
+	for r := range left {
+		if err != nil || used[r] { // a kubelet that does not answer starts no pods either
+			all[r], k.over = true, false
+		}
+	}
+	return all
+}

@@ -1,0 +1,41 @@
+package nodestatus_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/kube/kubetest"
+)
+
+// A kubelet that still has a resource fails the pods that the scheduler binds by its number. The Node shows what the kubelet says, or the devices of pods
+// that are bound; all of them when the kubelet has forgotten the resource.
+func TestKubeletManagesIt_NoFreeDeviceIsPublished(t *testing.T) {
+	t.Parallel()
+	const gpu, nic, fpga device.ResourceName = "a.example/gpu", "a.example/nic", "a.example/fpga"
+	api := kubetest.New(t)
+	api.Put(node(map[string]string{string(gpu): "4", string(nic): "4"}, map[string]string{string(gpu): "0", string(nic): "0"}))
+	v := newView(quantities{gpu: 4, nic: 4, fpga: 2})
+	v.bind(quantities{nic: 3})
+	v.setKubelets(gpu, nic, "other.example/tpu")
+	p, registry := publish(t, api, v)
+	untilShows(t, api, map[string]string{string(gpu): "4/0", string(nic): "3/3", string(fpga): "2/2"})
+	kubetest.Until(t, "the reason is said", func() bool {
+		err := p.Check()
+		return err != nil && strings.Contains(err.Error(), "the kubelet's device manager has [a.example/gpu a.example/nic] too")
+	})
+	if all := v.alarms(); len(all) != 2 {
+		t.Errorf("alarms: %v", all)
+	}
+	for r, want := range map[string]float64{"gpu": 1, "nic": 1, "fpga": 0} {
+		if got := gathered(t, registry)["devmgrd_node_capacity_contested{a.example/"+r+"}"]; got != want {
+			t.Errorf("%s contested: %v", r, got)
+		}
+	}
+	v.setKubelets()
+	untilShows(t, api, map[string]string{string(gpu): "4/4", string(nic): "4/4", string(fpga): "2/2"})
+	untilSettled(t, p)
+	if n := series(t, registry, "devmgrd_node_capacity_contested"); n != 0 {
+		t.Errorf("%d resources are still contested", n)
+	}
+}
