@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +19,8 @@ import (
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 	"github.com/devmgrd/devmgrd/internal/admin"
+	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -164,6 +167,41 @@ func TestActions_HistoryUnwritable(t *testing.T) {
 	}
 	_, err = r.ListActions(t.Context(), &adminv1.ListActionsRequest{})
 	refused(t, err, codes.Unavailable, "no space left")
+}
+
+// A commit that fails may be in the state file all the same, so no answer claims that nothing has been changed.
+func TestChanges_CommitFailsLate_AnswerIsUnsure(t *testing.T) {
+	t.Parallel()
+	var disk lateDisk
+	r := start(t, func(c *admin.Config) {
+		a := allocatortest.Start(t, filepath.Join(t.TempDir(), "state"), func(c *allocator.Config) { disk.Store, c.Store = c.Store, &disk })
+		a.Plugins.Stock(gpu, 2)
+		c.View, c.Allocator = a, a
+	})
+	name := func(id string) []*adminv1.DeviceName {
+		return []*adminv1.DeviceName{{ResourceName: string(gpu), Id: id}}
+	}
+	if _, err := r.Cordon(t.Context(), &adminv1.CordonRequest{Devices: name("d000")}); err != nil {
+		t.Fatal(err)
+	}
+	disk.err = errors.New("input/output error")
+	_, err := r.Cordon(t.Context(), &adminv1.CordonRequest{Devices: name("d001")})
+	const unsure = "not known to be durable; ask with devmgrd devices, and try again: "
+	refused(t, err, codes.Unavailable, unsure+"input/output error")
+	_, err = r.Uncordon(t.Context(), &adminv1.UncordonRequest{Devices: name("d000")})
+	refused(t, err, codes.Unavailable, unsure+"input/output error")
+	_, err = r.Forget(t.Context(), &adminv1.ForgetRequest{ResourceName: string(gpu)}) // its plugin is serving, and its cordons cannot be written again
+	refused(t, err, codes.Unavailable, unsure+"vendor.com/gpu is in use")
+}
+
+// lateDisk makes each commit of cordons, and then reports err.
+type lateDisk struct {
+	allocator.Store
+	err error
+}
+
+func (d *lateDisk) SaveCordons(save, forget []device.Cordon) error {
+	return errors.Join(d.Store.SaveCordons(save, forget), d.err)
 }
 
 // brokenLog is a history on a full disk.

@@ -13,7 +13,7 @@
 //
 //   - It keeps no state: each answer is read from the other packages after the request. Explain asks the API server about a pod
 //     that they do not know.
-//   - A change is durable before its call returns without an error. After an error of the state file the change may be in the file, and shows after a restart.
+//   - A change is durable before its call returns without an error. After an error of the state file the change may be in the file, or in part in force, and the answer says so.
 //   - An error names what is unknown or wrong, and how to find the right value.
 //   - No container needs this package to start. A socket that cannot be bound is retried and logged.
 //   - Each command that changes something or copies a file is recorded, done or refused, with the process that gave it as the

@@ -71,11 +71,8 @@ func (s *Server) Forget(ctx context.Context, request *adminv1.ForgetRequest) (_ 
 		}
 	}
 	lifted, err := s.cfg.Allocator.Forget(r)
-	switch inUse := (*device.InUseError)(nil); {
-	case errors.As(err, &inUse):
-		return nil, status.Errorf(codes.FailedPrecondition, "nothing has been changed: %v", err)
-	case err != nil:
-		return nil, status.Errorf(codes.Unavailable, "nothing has been changed: %v", err)
+	if err != nil {
+		return nil, refusal(err)
 	}
 	return &adminv1.ForgetResponse{Lifted: lists.Map(lifted, func(c device.Cordon) *adminv1.DeviceName {
 		return &adminv1.DeviceName{ResourceName: string(c.Resource), Id: string(c.ID)}
@@ -185,10 +182,14 @@ func subjectsOf(names []*adminv1.DeviceName) []string {
 
 // refusal converts an error of the allocator to a gRPC status.
 func refusal(err error) error {
-	if unknown := (*device.UnknownDeviceError)(nil); errors.As(err, &unknown) {
+	var unsaved *device.UnsavedError // first: its cause may be one of the others
+	var unknown *device.UnknownDeviceError
+	switch {
+	case errors.As(err, &unsaved):
+		return status.Errorf(codes.Unavailable, "not known to be durable; ask with devmgrd devices, and try again: %v", unsaved.Err)
+	case errors.As(err, &unknown):
 		return status.Errorf(codes.NotFound, "%v, and nothing has been changed; see devmgrd devices %s", err, unknown.Resource)
-	}
-	if declared := (*device.DeclaredCordonError)(nil); errors.As(err, &declared) {
+	case errors.As(err, new(*device.DeclaredCordonError)), errors.As(err, new(*device.InUseError)):
 		return status.Errorf(codes.FailedPrecondition, "nothing has been changed: %v", err)
 	}
 	return status.Errorf(codes.Unavailable, "nothing has been changed: %v", err)

@@ -9,8 +9,8 @@ import (
 )
 
 // Cordon takes devices out of service, or changes the reason. If a device is unknown, Cordon changes nothing and returns a
-// *device.UnknownDeviceError. When Cordon returns nil, the cordons are durable, and from then on no pod is assigned these
-// devices. Cordon returns the cordoned devices that pods hold; these pods keep them until they end.
+// *device.UnknownDeviceError, and after a failed commit a *device.UnsavedError. When Cordon returns nil, the cordons are durable, and
+// from then on no pod is assigned these devices. Cordon returns the cordoned devices that pods hold; these pods keep them until they end.
 func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err error) {
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
@@ -18,7 +18,7 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 		return nil, err
 	}
 	if err := a.cfg.Store.SaveCordons(cordons, nil); err != nil {
-		return nil, err
+		return nil, &device.UnsavedError{Err: err}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -35,13 +35,16 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 
 // Uncordon returns devices to service, unless the Node's annotation declares them cordoned too. It ends suspensions as well. It returns
 // those that were cordoned or suspended and ignores the others. An unknown device makes it change nothing, as with Cordon, and so does a device that is
-// cordoned by the annotation only: a *device.DeclaredCordonError. With a busy device of an ended pod, all of that pod's devices are released.
+// cordoned by the annotation only: a *device.DeclaredCordonError. A *device.UnsavedError is as with Cordon. With a busy device of an ended pod, all of that pod's devices are released.
 func (a *Allocator) Uncordon(devices []device.Cordon) ([]device.Cordon, error) {
 	lifted, err := a.uncordon(devices)
 	if err != nil {
 		return nil, err
 	}
-	return lifted, a.commitFalls() // an error: the writer tries again
+	if err := a.commitFalls(); err != nil {
+		return lifted, &device.UnsavedError{Err: err} // the writer tries again
+	}
+	return lifted, nil
 }
 
 // uncordon is Uncordon, and leaves the records of falls to be written.
@@ -72,7 +75,7 @@ func (a *Allocator) uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 	}
 	if len(lifted) > 0 {
 		if err := a.cfg.Store.SaveCordons(nil, lifted); err != nil {
-			return nil, err
+			return nil, &device.UnsavedError{Err: err}
 		}
 	}
 	a.mu.Lock()

@@ -90,10 +90,19 @@ func TestCordonOnADiskThatFails(t *testing.T) {
 		r.plugins.stock(gpu, 2)
 		r.bind("plain")
 		r.disk.fails(func() {})
-		if _, err := r.Cordon(cordon("", "d0")); err == nil {
-			t.Error("a cordon is accepted that is nowhere written")
+		if _, err := r.Cordon(cordon("", "d0")); !errors.As(err, new(*device.UnsavedError)) {
+			t.Errorf("a cordon is not known to be written: %v", err)
 		}
 		r.published(numbers{gpu: 2})
+		r.disk.fails(nil)
+		if _, err := r.Cordon(cordon("", "d0")); err != nil {
+			t.Fatal(err)
+		}
+		r.disk.fails(func() {})
+		if _, err := r.Uncordon(cordon("", "d0")); !errors.As(err, new(*device.UnsavedError)) {
+			t.Errorf("the end of a cordon is not known to be written: %v", err)
+		}
+		r.published(numbers{gpu: 1})
 	})
 }
 

@@ -297,8 +297,8 @@ func TestFlapping_UncordonFailsHalfway_DiskAndMemoryAgree(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.disk.failsFalls(errors.New("full"))
-		if _, err := r.Uncordon([]device.Cordon{{Resource: gpu, ID: "d0"}}); err == nil {
-			t.Fatal("no error")
+		if _, err := r.Uncordon([]device.Cordon{{Resource: gpu, ID: "d0"}}); !errors.As(err, new(*device.UnsavedError)) {
+			t.Fatalf("the end of the suspension is not known to be written: %v", err)
 		}
 		r.disk.failsFalls(nil)
 		has, _ := r.store.State()

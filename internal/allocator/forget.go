@@ -19,7 +19,7 @@ var errTooManyRetired = fmt.Errorf("%d forgotten resources have to be taken off 
 var errRuntimeUnknown = errors.New("the container runtime has not listed its containers yet, and one may use the resource; see devmgrd status")
 
 // Forget drops a resource and returns its cordons, which go too. It fails with a *device.InUseError if a plugin serves the
-// resource, or a pod has or requests its devices. When Forget returns nil, the removal is durable, and so is the note to take
+// resource, or a pod has or requests its devices, and with a *device.UnsavedError after a failed commit. When Forget returns nil, the removal is durable, and so is the note to take
 // the resource off the Node.
 func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err error) {
 	return a.forget(r, false)
@@ -64,9 +64,11 @@ func (a *Allocator) forget(r device.ResourceName, displaces bool) (lifted []devi
 		}
 		a.mu.Unlock()
 		if lost := a.cfg.Store.SaveCordons(lifted, nil); lost != nil {
-			return nil, fmt.Errorf("%w; its cordons last only until devmgrd restarts: %w", err, lost)
+			err = fmt.Errorf("%w; its cordons may last only until devmgrd restarts: %w", err, lost)
+		} else if errors.As(err, new(*device.InUseError)) {
+			return nil, err
 		}
-		return nil, err
+		return nil, &device.UnsavedError{Err: err}
 	}
 	a.refresh()
 	a.mu.Lock()

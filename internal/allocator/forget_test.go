@@ -50,7 +50,7 @@ func TestForgetWhatIsInUse(t *testing.T) {
 		}
 		r.plugins.lose(gpu)
 		r.disk.fails(func() {})
-		if _, err := r.Forget(gpu); err == nil || r.Resources().ByName[gpu].Withdrawn == nil {
+		if _, err := r.Forget(gpu); !errors.As(err, new(*device.UnsavedError)) || r.Resources().ByName[gpu].Withdrawn == nil {
 			t.Errorf("a disk that is full has not kept it: %v", err)
 		}
 		r.disk.fails(nil)

@@ -135,6 +135,15 @@ func (e *UnknownDeviceError) Error() string {
 	return fmt.Sprintf("there is no device %s of %s", QuoteID(e.ID), e.Resource)
 }
 
+// An UnsavedError reports that a change is not known to be durable: a commit has failed, and may be in the state file all the same. A part of the
+// change may be in force.
+type UnsavedError struct{ Err error }
+
+func (e *UnsavedError) Error() string { return "not known to be durable: " + e.Err.Error() }
+
+// Unwrap returns the commit's error.
+func (e *UnsavedError) Unwrap() error { return e.Err }
+
 // A DeclaredCordonError reports that a device is out of service by the Node's annotation only.
 type DeclaredCordonError struct {
 	Resource ResourceName
