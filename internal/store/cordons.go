@@ -18,7 +18,7 @@ func readCordons(db *bolt.DB, log *slog.Logger) (all []device.Cordon, err error)
 		return eachDevice(db, bucket, func(r device.ResourceName, id device.ID, value []byte) {
 			c := device.Cordon{}
 			if err := json.Unmarshal(value, &c); err != nil {
-				log.Warn("ignoring unreadable cordon record", "resource", r, "device", id, "err", err)
+				log.Warn("cordon record unreadable; device stays cordoned", "resource", r, "device", id, "err", err)
 			}
 			c.Resource, c.ID, c.Declared = r, id, declared
 			all = append(all, c)

@@ -1,10 +1,12 @@
 package store_test
 
 import (
+	"bytes"
 	"errors"
 	"io/fs"
 	"log/slog"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -53,6 +55,28 @@ func TestCordons(t *testing.T) {
 		t.Errorf("got %v, %v", b.Cordons, err)
 	}
 	if _, err := store.Read(t.TempDir(), slog.New(slog.DiscardHandler)); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+// A cordon whose record is unreadable stays in force, and the log says so.
+func TestCordons_Unreadable_StaysInForce(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	s, err := store.Open(store.Config{Dir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Spoil("{", "cordons", "a.com/gpu", "1"); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.Cordons(); err != nil || !reflect.DeepEqual(got, []device.Cordon{{Resource: "a.com/gpu", ID: "1"}}) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if !strings.Contains(log.String(), "device stays cordoned") {
+		t.Error(log.String())
+	}
+	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
 }

@@ -50,7 +50,7 @@ const spanKeyBytes = 16
 const fullPages = 0.95
 
 // OpenHistory opens the history in the state directory of s, under the lock of s. It also returns the open spans. It never
-// fails: it sets a damaged file aside, and the first SaveHistory that can opens a file that is unusable now. Close the history
+// fails: it sets a damaged file aside, and the first use that can opens a file that is unusable now. Close the history
 // before s.
 func OpenHistory(s *Store) (*History, []device.Span) {
 	h := &History{actions: defaultActionLimits}
