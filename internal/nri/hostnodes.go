@@ -21,16 +21,19 @@ func NewHostNodes(log *slog.Logger) *HostNodes { return &HostNodes{newHostChecks
 // Of returns the device nodes of a grant that exist now, without those that a CDI specification has for all of its devices. It fails if
 // the host's file system does not answer before ctx ends, and if no specification has a CDI device.
 func (h *HostNodes) Of(ctx context.Context, g device.Grant) (all []device.HostNode, err error) {
-	for _, n := range g.Nodes {
-		found, err := checkHost(ctx, h.checks, "device", n.HostPath, func() (hostDevices, error) { return hostDevicesAt(n.HostPath) })
+	add := func(path string) error {
+		found, err := checkHost(ctx, h.checks, "device", path, func() (hostDevices, error) { return hostDevicesAt(path) })
 		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, err
+			return nil
 		}
 		for _, one := range found.nodes {
-			all = append(all, device.HostNode{Path: filepath.Join(n.HostPath, one.path), Kind: one.kind, Major: one.major, Minor: one.minor})
+			all = append(all, device.HostNode{Path: filepath.Join(path, one.path), Kind: one.kind, Major: one.major, Minor: one.minor})
+		}
+		return err
+	}
+	for _, n := range g.Nodes {
+		if err := add(n.HostPath); err != nil {
+			return nil, err
 		}
 	}
 	if len(g.CDI) == 0 {
@@ -41,16 +44,8 @@ func (h *HostNodes) Of(ctx context.Context, g device.Grant) (all []device.HostNo
 		return nil, err
 	}
 	for _, n := range nodes {
-		path := cmp.Or(n.HostPath, n.Path)
-		found, err := checkHost(ctx, h.checks, "device", path, func() (hostDevices, error) { return hostDevicesAt(path) })
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-		case err != nil:
+		if err := add(cmp.Or(n.HostPath, n.Path)); err != nil {
 			return nil, err
-		default:
-			for _, one := range found.nodes {
-				all = append(all, device.HostNode{Path: filepath.Join(path, one.path), Kind: one.kind, Major: one.major, Minor: one.minor})
-			}
 		}
 	}
 	return all, ctx.Err()
