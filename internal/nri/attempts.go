@@ -20,8 +20,7 @@ type attempt struct {
 	cdi       []string // the CDI devices that it was given
 }
 
-// reportedAttempts is the number of attempts in a row after which the first report comes; the next one comes each time that the
-// number has doubled. maxAttempts bounds the remembered containers.
+// reportedAttempts is the number of attempts in a row after which the first report comes; the next ones come after 8, 16 and so on. maxAttempts bounds the remembered containers.
 const (
 	reportedAttempts = 4
 	maxAttempts      = 1024

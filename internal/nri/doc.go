@@ -11,9 +11,9 @@
 //	claims            what its claims' CDI files have added already       claims.go
 //	rules             may the plugin grant this?                          permit.go
 //	merge             its shares; the first wins, the pod's own before    merge.go         pure
-//	host              stat the device nodes and mount sources             host.go, hostchecks.go
-//	CDI               what CDI devices set wins over plain grants         cdi.go
 //	arguments         $(NAME) of a plugin's variable                      args.go          pure
+//	CDI               what CDI devices set wins over plain grants         cdi.go
+//	host              stat the device nodes and mount sources             host.go, hostchecks.go
 //	adjustment        the answer, with the assignment annotation          adjust.go, stamp.go
 //	sizes             does it fit into the runtime's messages?            message.go
 //	validation        after all NRI plugins: is everything still there?   validate.go      pure

@@ -16,7 +16,7 @@ import (
 const (
 	// maxHostChecks bounds the sources that do not answer: each costs a thread. A node has fewer pods. One owner may have one, and one in ownShare of those that are free.
 	maxHostChecks, ownShare = 256, 16
-	// hangs is how long a check is under way before its source counts as one that does not answer: no other caller waits for it.
+	// hangs is how long a check is under way before its source counts as one that does not answer: no other caller with an owner waits for it.
 	hangs = 200 * time.Millisecond
 	// keepsLate is how long a result is kept for the next caller if all that asked have given up: the kubelet tries a container again after 10 to 15 s. A source
 	// that always answers too late for a hook is served by that. Only what is found at sources of mounts (mountSource) is kept: a device may have another number by then.
@@ -79,7 +79,7 @@ func checkHost[T any](ctx context.Context, l *hostChecks, what, source string, f
 	return one.value.(T), nil
 }
 
-// wait waits for a check. It does not wait for one that is known to hang.
+// wait waits for a check. With an owner it does not wait for one that is known to hang.
 func (l *hostChecks) wait(ctx context.Context, one *hostCheck) error {
 	select {
 	case <-one.done:

@@ -109,7 +109,7 @@ func (p *plugin) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	return nil
 }
 
-// StopPodSandbox reports that no container starts in a sandbox any longer. The pod may have another sandbox.
+// StopPodSandbox reports that a sandbox is being stopped. The pod may have another sandbox.
 func (p *plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	return p.leave("StopPodSandbox", pod)
 }

@@ -221,7 +221,7 @@ func rangesOf(ids []device.ID) [][]string {
 	return all
 }
 
-// expandRange returns the IDs of one range, at most left.
+// expandRange returns the IDs of one range; false: it has more than most, or is none.
 func expandRange(r []string, most int) ([]device.ID, bool) {
 	switch {
 	case len(r) == 1 && r[0] != "" && most > 0:
