@@ -16,7 +16,7 @@ import (
 //	stage    seen so far                              next, and when
 //	present  nothing                                  emptied   the runtime has no container of it, or only idle ones, and its time has come
 //	emptied  no container                             quiet     the host has no process of it; or this is not to be checked, or an operator has accepted it
-//	quiet    no process either                        checked   the Releaser has proved free what departureLocked names
+//	quiet    no process either                        checked   the Releaser has proved its devices free, but for those that other pods keep
 //	checked  devices are free                         phase forgetting, a commit, phase absent (lifecycle.go)
 //
 // A pod goes back to present if it is in the API again, gets a container (usedLocked), has processes still, or the runtime is away. It goes back to quiet if another
@@ -145,7 +145,7 @@ func (a *Allocator) occupied(pods []device.PodUID) map[device.PodUID][]device.Pr
 }
 
 // quieted moves pods without processes to that stage, and asks the Releaser about all that have come so far. It returns the idle containers of all that
-// have come as far as that, and of those without a record.
+// are past stage present, and of those without a record.
 func (a *Allocator) quieted(pods map[device.PodUID]int, occupied map[device.PodUID][]device.Process, leftovers []device.PodUID) (suspects []idle) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

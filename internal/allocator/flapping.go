@@ -14,7 +14,7 @@ import (
 )
 
 // A device that becomes unhealthy again and again is suspended: like a cordon, with an end. The record is durable before the
-// suspension is in force, and no restart shortens it. A refused device (internal/ledger/refusals.go) is suspended too, without a record: its pauses are short.
+// suspension is in force, and no restart shortens it. A refused device (refusals.go of package ledger) is suspended too, without a record: its pauses are short.
 
 const (
 	// together is how long after a device others may become unhealthy for the same reason. Some plugins report one after the other.

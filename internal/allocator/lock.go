@@ -48,7 +48,7 @@ func (l *lock) giveBack() {
 	locks.Left[locks.Allocator]()
 }
 
-// do has f called with the lock held, after those of earlier calls: at once if the lock is free, and else before the next one who waits for it has it.
+// do has f called with the lock held, after those of earlier calls: at once if the lock is free, else when it is next given back or taken.
 func (l *lock) do(f func()) {
 	l.mu.Lock()
 	l.late = append(l.late, f)

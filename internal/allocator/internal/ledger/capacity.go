@@ -16,8 +16,8 @@ import (
 //	idle      unlisted devices that were granted in an earlier boot and have not been used since: their pods will get listed ones instead. One
 //	          that is busy as well counts once
 //	hidden    devices of static pods that no mirror pod requests, so that the scheduler does not count them; at least 0
-//	claimed   devices that pods name by claims and the scheduler does not count as requests. Only those count here that are free, or that the
-//	          naming pod has
+//	claimed   devices that pods name by claims and the scheduler does not count as requests. Of these, only free ones and those that the
+//	          naming pod has are subtracted
 //	admitted  the requests of the pods that the kubelet has admitted, and mirrored, those of mirror pods. 0 until the API server has listed the
 //	          node's pods: some are known only from the state file until then and may be gone, and nodestatus lowers no capacity
 //
