@@ -12,7 +12,7 @@ import (
 type Cordon struct {
 	Resource ResourceName `json:"-"`
 	ID       ID           `json:"-"`
-	Reason   string       `json:"reason,omitempty"` // as given by the operator
+	Reason   string       `json:"reason,omitempty"` // as given by the operator, or devmgrd's own
 	Since    time.Time    `json:"since"`
 	Declared bool         `json:"-"` // by the Node's annotation, and not by a command
 	// Suspended: devmgrd itself has cordoned the device, because it became unhealthy again and again, health.command objects, or it is Refused.

@@ -125,7 +125,7 @@ type ResourceStatus struct {
 	Unlisted  int                 // devices in use that the plugin does not list
 	Awaited   Pod                 // the oldest pod that waits and may be assigned any free device, so that none is claimable; empty: there is none
 	Refused   []ID                // devices that the plugin refuses, in or out of service; ascending
-	Withdrawn map[ID]bool         // cordoned devices that no pod has
+	Withdrawn map[ID]bool         // those of Cordoned that no pod has
 	Cordoned  map[ID]Cordon       // all cordoned devices; shared, never changed
 	Capacity  int                 // as the allocator counts it; package nodestatus decides what the Node shows, and when
 	Requested int                 // by pods bound to the node, including those that the kubelet has not admitted yet
@@ -196,8 +196,8 @@ type DeviceStatus struct {
 	Cordon  *Cordon // nil: none
 	// Claimed reports that the scheduler has chosen the device for the pods that have it or, if there are none, for one that waits.
 	Claimed bool
-	// Claimable reports that the scheduler may choose the device for a pod: it is Claimed, or free and of no use to a pod that waits for any
-	// device of the resource. A listed device that is not Claimable is in no ResourceSlice.
+	// Claimable reports that ResourceSlices have the device, tainted or not: it is listed, neither withheld nor quarantined, and either Claimed, or with no
+	// pod while no pod waits for any device of the resource.
 	Claimable bool
 	// Release is why the device is releasing or busy.
 	Release  *Release
