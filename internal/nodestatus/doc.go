@@ -4,7 +4,7 @@
 // It owns the quantities for the resources of its View, and no others. The Node shows within about a second the View's
 // capacity as the stabilizers pass it on, also after another writer's change. The publisher patches only differences.
 //
-// A rise of the View's capacity is published at once. Two falls are certain, and wait for no window: cordoned devices that no pod has, and a resource whose plugin
+// A rise of the View's capacity is published at once. Two falls are certain, and wait for no window: cordoned, suspended and refused devices that no pod has, and a resource whose plugin
 // has been away for longer than the grace period. Any other fall is published when it has lasted for the stabilization window of
 // 5 s, and two falls of one resource are at least 10 s apart. A capacity that wavers falls to the highest value of the
 // window. A fall that a rise reverts lengthens the window to more than the fall has lasted, up to 3 min, until the resource

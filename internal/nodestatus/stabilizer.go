@@ -25,7 +25,7 @@ const (
 // HorizontalPodAutoscaler: a rise counts at once, and a fall leads to the highest value wanted within the window. The window
 // grows beyond falls that a rise soon reverts, so a device that flaps with any period up to longest costs few falls.
 //
-// Two falls are certain, and the window does not delay them: cordoned devices are no part of what a stabilizer is asked, and the number of a resource
+// Two falls are certain, and the window does not delay them: cordoned devices count in what a stabilizer is asked, so that a cordon is no fall there, and the number of a resource
 // whose plugin counts as lost falls at once, every betweenFalls at most.
 //
 // A stabilizer reads no clock: its caller passes the time, which never runs backwards.
