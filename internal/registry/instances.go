@@ -133,7 +133,7 @@ func (r *Registry) useLocked(s *resourceState, l *registration) {
 	r.signal()
 }
 
-// setAsideLocked puts the current registration in reserve unless that cannot be reached. Another one takes its place.
+// setAsideLocked puts the current registration in reserve if it can be reached and duplicates are not rejected. Another one takes its place.
 func (r *Registry) setAsideLocked(s *resourceState) {
 	l := s.registration
 	if s.session == nil && (l.gone || l.endpoint == "") || r.cfg.RejectDuplicates {

@@ -9,7 +9,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
 )
 
-// A pod's quota is its plugins' part of plugins.maxResources and plugins.maxTotalBytes: they may have as much as they leave free. One pod alone has half at
+// A pod's quota is its plugins' part of plugins.maxResources and plugins.maxTotalBytes: they may have half of what the others leave. One pod alone has half at
 // most, and each further pod that takes all it can has half of the rest. A pod's first resource is allowed as long as there is a place, and one part in
 // firstPlaces is for first resources alone. A list that does not grow is always allowed.
 //

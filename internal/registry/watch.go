@@ -166,7 +166,7 @@ func (r *Registry) nudgeIf(meant func(*registration) bool) {
 // keepSocket restores kubelet.sock if it is missing, dead, or not a socket: at once, since plugins give up after some seconds. It leaves
 // another process's socket alone, and Check reports it.
 //
-// If a process removes the socket again and again, devmgrd restores it once a second, and logs that once a minute.
+// If a process removes the socket again and again, devmgrd restores it 20 times at once, then once a second, and logs that seldom.
 func (d *directory) keepSocket() error {
 	d.registry.mu.Lock()
 	own, before := d.own, d.trouble

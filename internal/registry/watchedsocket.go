@@ -41,8 +41,8 @@ type watchedSocket struct {
 	done     chan struct{} // closed when Run has returned
 }
 
-// Run calls the plugin until it is registered. It withdraws the plugin when ctx ends: the socket is gone. It calls first after the first
-// call.
+// Run calls the plugin until it is registered. It withdraws the plugin when ctx ends: the socket is gone. It calls first when the
+// first call has ended.
 func (c *watchedSocket) Run(ctx context.Context, first func()) {
 	pause := loops.Backoff{First: c.registry.callPause, Last: lastCallPause}
 	var fault string
