@@ -68,7 +68,7 @@ type ClaimsConfig struct {
 }
 
 // Claims find the devices that pods' claims name. They stand between the pods of the API server and the allocator: a pod whose claims have
-// not been read yet is bound with a demand that waits for them (ClaimUnknown).
+// not been read yet is bound with a demand that waits for them (Allocating, or ClaimUnknown if they cannot be read).
 type Claims struct {
 	ClaimsConfig
 	kick  chan struct{} // has a token when a claim may have to be read

@@ -14,7 +14,7 @@ const (
 	calm = 10 * time.Minute
 )
 
-// A word is what a plugin has said of its devices when the slices last followed it: which it lists, with their health and NUMA nodes, and that the plugin
+// A word is a plugin's list as the slices show it: its devices, with their health and NUMA nodes, and that the plugin
 // is there at all. The slices follow the first change at once, and further ones after pauses that double: then all changes of the resource's devices are
 // written together. What devmgrd or the operator does with a device does not wait, and neither does the loss of a plugin, which the grace period delays
 // already.

@@ -12,7 +12,7 @@ type place interface{ place() int }
 
 // The places, in the order in which locks are taken. The comments say what is called with the lock held.
 type (
-	RuntimeReports  struct{} // of nri's connection: a report to the allocator
+	RuntimeReports  struct{} // of nri's connection: its reports to the allocator, the registry, the notifier and cdi.Files
 	HistoryRecorder struct{} // history.Recorder.mu: it looks at the allocator
 	Index           struct{} // dra.index.mu: devices' names are computed; never taken with a pod's lock held
 	PodsStore       struct{} // pods.store.mu: the Sink

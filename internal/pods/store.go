@@ -99,8 +99,8 @@ func (s *store) bindLocked(e entry) bool {
 }
 
 // Any user may create a pod that looks like a mirror pod, and keep it for as long as they like: the kubelet neither admits nor rejects it. So it counts
-// only once the runtime shows the static pod, by UID, namespace and name: until the runtime has listed its sandboxes, nothing is allocated. What of the static pod's
-// requests the runtime itself reports is what that says: the mirror's owner may change the annotation.
+// only once the runtime shows the static pod, by UID, namespace and name: until the runtime has listed its sandboxes, nothing is allocated. If the runtime
+// reports the static pod's requests, those count and not the mirror's, whose owner may change the annotation.
 
 // shownLocked reports whether a pod counts. was is the entry of that UID so far.
 func (s *store) shownLocked(e *entry, was entry) bool {
