@@ -211,10 +211,10 @@ var explanations = []Explanation{
 	},
 	{
 		Reason:  Allocating,
-		Meaning: "Allocate calls are under way, or devmgrd has just started and the runtime has not connected yet",
-		Remedy:  "nothing; if it stays, the plugin is slow, or the runtime is away (`/readyz`)",
+		Meaning: "devmgrd is waiting for a plugin, a claim, the Node or, after its start, the runtime",
+		Remedy:  "nothing; if it stays, the plugin is slow, or the API server or runtime is away (`/readyz`)",
 		Section: "runbook.md#devmgrdruntimenotconnected",
-		ends:    "the device plugins answer; after a start of devmgrd: the container runtime reports its containers",
+		ends:    "the device plugins or the API server answer; after a start of devmgrd: the container runtime reports its containers",
 	},
 	{
 		Reason:  Preparing,
