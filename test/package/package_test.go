@@ -109,7 +109,7 @@ func (u *user) files() {
 		"/usr/share/devmgrd/grafana/fleet.json":             0o644,
 		"/usr/share/doc/devmgrd/copyright":                  0o644,
 		"/usr/share/doc/devmgrd/changelog.gz":               0o644,
-		"/usr/share/doc/devmgrd/install.md":                 0o644,
+		"/usr/share/doc/devmgrd/docs/install.md":            0o644,
 		"/usr/share/man/man5/devmgrd.yaml.5.gz":             0o644,
 		"/usr/share/man/man8/devmgrd.8.gz":                  0o644,
 		"/usr/share/man/man8/devmgrd-status.8.gz":           0o644,
