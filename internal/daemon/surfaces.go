@@ -49,6 +49,9 @@ func (d *daemon) addSurfaces() error {
 		if d.serverVersion != nil {
 			all = slices.Concat(all, d.serverVersion.Limits())
 		}
+		if d.node != nil {
+			all = slices.Concat(all, d.node.Limits())
+		}
 		if d.podStatus != nil {
 			all = slices.Concat(all, d.podStatus.Limits())
 		}

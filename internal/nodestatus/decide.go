@@ -18,11 +18,12 @@ type situation struct {
 	node      nodeState // an existing Node
 	capacity  map[device.ResourceName]int
 	certain   certain
-	requested map[device.ResourceName]int // by the pods bound to the node
-	listed    bool                        // requested and capacity count the pods bound to the node; else some are missing, and some are gone
-	began     time.Time                   // when devmgrd started: the API server may have been away just before
-	back      time.Time                   // when the API server was back after an outage; zero: it was never away
-	retired   []device.ResourceName       // resources to remove from the Node; empty until listed
+	shared    map[device.ResourceName]bool // of capacity: the kubelet manages them too
+	requested map[device.ResourceName]int  // by the pods bound to the node
+	listed    bool                         // requested and capacity count the pods bound to the node; else some are missing, and some are gone
+	began     time.Time                    // when devmgrd started: the API server may have been away just before
+	back      time.Time                    // when the API server was back after an outage; zero: it was never away
+	retired   []device.ResourceName        // resources to remove from the Node; empty until listed
 }
 
 // A decision is what the publisher does about a situation.

@@ -1,30 +1,32 @@
 package nodestatus
 
 import (
+	"fmt"
+
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// kubeletFile is the kubelet's file with the resources that its device manager has.
-const kubeletFile = "kubelet_internal_checkpoint"
-
-// leaveToKubelet leaves no free device in the capacity of a resource that the kubelet manages too, and reports whether there is any: the kubelet would
-// fail a pod that the scheduler binds by it. A resource with pods keeps a number for these: a restarting kubelet fails pods that exceed it.
-// Of one without pods the Node shows what the kubelet says.
-func (p *Publisher) leaveToKubelet(s situation, managed map[device.ResourceName]bool) bool {
+// sharedWithKubelet returns the resources that the kubelet manages too, and reports new ones.
+func (p *Publisher) sharedWithKubelet(capacity map[device.ResourceName]int, managed map[device.ResourceName]bool) map[device.ResourceName]bool {
 	both := map[device.ResourceName]bool{}
-	for r, n := range s.capacity {
-		if !managed[r] {
-			continue
-		}
-		both[r] = true
-		s.capacity[r] = min(n, s.requested[r])
-		if s.capacity[r] == 0 {
-			delete(s.capacity, r)
+	for r := range capacity {
+		if managed[r] {
+			both[r] = true
 		}
 	}
 	for _, r := range p.contention.share(both) {
 		p.cfg.Log.Warn("resource also managed by kubelet; no free devices published", "resource", r)
 		p.cfg.Notifier.Contested(r)
 	}
-	return len(both) > 0
+	return both
+}
+
+// Limits returns the resources that the kubelet manages too.
+func (p *Publisher) Limits() []device.Limit {
+	all := p.contention.shared()
+	if len(all) == 0 {
+		return nil
+	}
+	return []device.Limit{{Release: "the kubelet's device manager", Text: fmt.Sprintf("it has %v too and fails new pods, so the Node shows no free devices: it forgets a plugin five minutes "+
+		"after that has left, or when it starts without kubelet_internal_checkpoint", all)}}
 }

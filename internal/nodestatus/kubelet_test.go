@@ -16,14 +16,17 @@ func TestKubeletManagesIt_NoFreeDeviceIsPublished(t *testing.T) {
 	api := kubetest.New(t)
 	api.Put(node(map[string]string{string(gpu): "4", string(nic): "4"}, map[string]string{string(gpu): "0", string(nic): "0"}))
 	v := newView(quantities{gpu: 4, nic: 4, fpga: 2})
+	v.partial = true
 	v.bind(quantities{nic: 3})
 	v.setKubelets(gpu, nic, "other.example/tpu")
 	p, registry := publish(t, api, v)
+	untilShows(t, api, map[string]string{string(gpu): "4/0", string(nic): "4/0", string(fpga): "2/2"})
+	v.complete()
 	untilShows(t, api, map[string]string{string(gpu): "4/0", string(nic): "3/3", string(fpga): "2/2"})
-	kubetest.Until(t, "the reason is said", func() bool {
-		err := p.Check()
-		return err != nil && strings.Contains(err.Error(), "the kubelet's device manager has [a.example/gpu a.example/nic] too")
-	})
+	untilSettled(t, p)
+	if all := p.Limits(); len(all) != 1 || !strings.Contains(all[0].Text, "it has [a.example/gpu a.example/nic] too") {
+		t.Errorf("limits: %v", all)
+	}
 	if all := v.alarms(); len(all) != 2 {
 		t.Errorf("alarms: %v", all)
 	}
@@ -32,9 +35,15 @@ func TestKubeletManagesIt_NoFreeDeviceIsPublished(t *testing.T) {
 			t.Errorf("%s contested: %v", r, got)
 		}
 	}
+	if patches := api.Patches(); len(patches) > 3 { // at once, without a window: fpga; nic away for a second, and back
+		t.Errorf("patches: %q", patches)
+	}
 	v.setKubelets()
 	untilShows(t, api, map[string]string{string(gpu): "4/4", string(nic): "4/4", string(fpga): "2/2"})
 	untilSettled(t, p)
+	if all := p.Limits(); all != nil {
+		t.Errorf("limits are left: %v", all)
+	}
 	if n := series(t, registry, "devmgrd_node_capacity_contested"); n != 0 {
 		t.Errorf("%d resources are still contested", n)
 	}

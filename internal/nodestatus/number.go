@@ -17,6 +17,9 @@ import (
 //	        min( max( stable, known ), max( known, bound ) )            no fall, and no rise but for pods that are bound
 //	        or in the 30 s after devmgrd's start:
 //	        min( stable, max( found, bound ) )                          no such rise
+//
+// The kubelet fails new pods of a resource that it manages too (situation.shared). The number of such a resource is bound, which a restarting kubelet needs for
+// the pods that devmgrd has. If that is 0, the Node shows what the kubelet says.
 type figures struct {
 	capacity  int // the View's: usable devices and those in use, and at least the requests of admitted pods
 	requested int // by pods that are bound
@@ -61,6 +64,12 @@ func (d *decider) wanted(s situation, now time.Time) (want map[device.ResourceNa
 	d.stable.keep(s.capacity)
 	want = make(map[device.ResourceName]int, len(s.capacity))
 	for r, n := range s.capacity {
+		if s.shared[r] {
+			if s.listed && s.requested[r] > 0 {
+				want[r] = s.requested[r]
+			}
+			continue
+		}
 		f := figures{capacity: n, requested: s.requested[r], peak: d.peaks[r].number, known: -1}
 		if s.listed {
 			f.bound = s.requested[r]

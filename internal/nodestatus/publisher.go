@@ -170,9 +170,6 @@ func (p *Publisher) Check() error {
 	if all := p.contention.contested(); len(all) > 0 {
 		return fmt.Errorf("another writer keeps changing the node's capacity of %v: a device plugin is also registered with the kubelet, or another program writes the capacity", all)
 	}
-	if all := p.contention.shared(); len(all) > 0 {
-		return fmt.Errorf("the kubelet's device manager has %v too, and fails new pods, so the node shows none of their devices as free: it forgets a plugin five minutes after that has left, or when it starts without %s", all, kubeletFile)
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.failure
@@ -207,7 +204,7 @@ func (p *Publisher) publish(ctx context.Context) {
 		}
 		now.node = node
 		sliced := p.awaitSlices(now.capacity, node, decider.withdrawn)
-		shared := p.leaveToKubelet(now, p.cfg.KubeletManages(ctx))
+		now.shared = p.sharedWithKubelet(now.capacity, p.cfg.KubeletManages(ctx))
 		var retired []device.ResourceName
 		if now.listed {
 			retired = resources.Retired
@@ -220,7 +217,7 @@ func (p *Publisher) publish(ctx context.Context) {
 		if sliced {
 			next.again = loops.Earliest(next.again, at.Add(slicesInterval))
 		}
-		if shared {
+		if len(now.shared) > 0 {
 			next.again = loops.Earliest(next.again, at.Add(kubeletInterval))
 		}
 		for _, r := range next.overwritten {
