@@ -39,8 +39,8 @@ type Share struct {
 	Grant    Grant   `json:"grant"`
 	PreStart bool    `json:"preStart,omitempty"` // the plugin wants PreStartContainer before each start
 	Why      Why     `json:"why,omitzero"`
-	// At is the highest Device.Added of the plugin's list when the devices were chosen, and at least 1: a device added later
-	// was not in that list. 0: not known.
+	// At is the highest Device.Added of a list that had the devices, mostly the one from which they were chosen, and at least 1: a device
+	// added later was not in that list. 0: not known.
 	At int64 `json:"at,omitempty"`
 	// Boot identifies the boot of the machine in which the plugin returned the Grant; empty: not known.
 	Boot string `json:"boot,omitempty"`

@@ -35,6 +35,7 @@ type Offer struct {
 	PreStart  bool      // PreStartContainer must run before each start of a container
 	Session   uint64    // changes when a registration is accepted, and when a plugin that was away lists its devices again
 	Listed    uint64    // changes with the connection that has sent the list; 0: the list is from the state file
+	Newest    int64     // as in PluginRecord
 	Prefers   bool      // the plugin supports GetPreferredAllocation
 	// LastError is the latest failure to reach, register or follow the plugin, and LastErrorAt its time. Empty: none since
 	// devmgrd started.
@@ -91,6 +92,8 @@ type PluginRecord struct {
 	Reserve  []ReservePlugin // in the order of their registrations
 	Reported bool            // the plugin has listed Devices, even if empty
 	Devices  []Device        // as in Inventory
+	// Newest is the highest Added of any device so far, listed or not, and at least 1. 0: no list is known, or an older version wrote the record.
+	Newest int64
 	// Away is when the plugin went away, and Lost reports that the grace period has passed since. Zero: the plugin served when
 	// the record was written, or an older version wrote the record.
 	Away time.Time

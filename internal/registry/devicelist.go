@@ -13,13 +13,17 @@ import (
 type deviceList struct {
 	devices []device.Device     // sorted, without doubles
 	listed  bool                // a list has been taken, though perhaps before devmgrd's last restart
-	newest  int64               // the highest Added of any device so far
+	newest  int64               // device.PluginRecord.Newest
 	absent  map[device.ID]int64 // Added of devices that the plugin lists no longer, and may list again
 }
 
-// deviceListOf returns the list in the state file. Absences are not in the file.
-func deviceListOf(k device.PluginRecord) deviceList {
-	r := deviceList{devices: k.Devices, listed: k.Reported}
+// deviceListOf returns the list in the state file. Absences are not in the file. An older version wrote no newest date, and pods may have devices that were
+// newer than those listed: now is later than all of them.
+func deviceListOf(k device.PluginRecord, now time.Time) deviceList {
+	r := deviceList{devices: k.Devices, listed: k.Reported, newest: k.Newest}
+	if r.listed && r.newest == 0 {
+		r.newest = now.UnixNano()
+	}
 	for _, d := range k.Devices {
 		r.newest = max(r.newest, d.Added)
 	}
@@ -80,7 +84,7 @@ func (r *deviceList) after(former *deviceList, now time.Time, most int) deviceLi
 // the plugin lists a new ID, which may be the same device under another name, as when time-slicing is switched on and off. At most
 // most absences are kept, the latest ones.
 func (r *deviceList) with(devices, gone []device.Device, stamp int64, most int) deviceList {
-	next := deviceList{devices: devices, listed: true, newest: max(r.newest, stamp)}
+	next := deviceList{devices: devices, listed: true, newest: max(r.newest, stamp, 1)}
 	if stamp != 0 || len(gone) == 0 && len(r.absent) == 0 {
 		return next
 	}

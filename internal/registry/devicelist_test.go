@@ -147,15 +147,29 @@ func TestAbsencesAreBounded(t *testing.T) {
 // A remembered device keeps its date, and new ones get a later one even if the clock was set back.
 func TestAddedOfRememberedPlugin(t *testing.T) {
 	t.Parallel()
-	late := time.Unix(2_000_000_000, 0).UnixNano()
-	l := lister{most: 10, deviceList: deviceListOf(device.PluginRecord{Reported: true, Devices: []device.Device{{ID: "a"}, {ID: "b", Added: late}}})}
-	l.take(listOf("a", "b", "c"), time.Unix(1_000_000_000, 0))
+	late, now := time.Unix(2_000_000_000, 0).UnixNano(), time.Unix(1_000_000_000, 0)
+	l := lister{most: 10, deviceList: deviceListOf(device.PluginRecord{Reported: true, Devices: []device.Device{{ID: "a"}, {ID: "b", Added: late}}}, now)}
+	l.take(listOf("a", "b", "c"), now)
 	if got, want := addedOf(&l), (map[string]int64{"a": 0, "b": late, "c": late + 1}); !maps.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	l = lister{most: 10, deviceList: deviceListOf(device.PluginRecord{})} // it has never listed anything
+	l = lister{most: 10, deviceList: deviceListOf(device.PluginRecord{}, now)} // it has never listed anything
 	l.take(listOf("a"), time.Now())
 	if got := addedOf(&l); got["a"] != 0 {
 		t.Errorf("the first list is dated: %v", got)
+	}
+}
+
+// A record of an older version does not tell the newest date of a device that is listed no longer: no grant so far counts as newer.
+func TestNewestOfOlderVersion(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000_000, 0)
+	l := lister{most: 10, deviceList: deviceListOf(device.PluginRecord{Reported: true, Devices: []device.Device{{ID: "a"}}}, now)}
+	if l.newest != now.UnixNano() {
+		t.Errorf("newest %d", l.newest)
+	}
+	l.take(listOf("a", "b"), now.Add(-time.Hour))
+	if got, want := addedOf(&l), (map[string]int64{"a": 0, "b": now.UnixNano() + 1}); !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }

@@ -130,7 +130,7 @@ func (l *lister) takeAnew(message []*pluginapi.Device, now time.Time) (found fau
 	case !same || len(gone) > 0:
 		l.deviceList = l.with(devices, gone, come.stamp, l.most)
 	default:
-		l.listed = true
+		l.listed, l.newest = true, max(l.newest, 1)
 	}
 	return found
 }
@@ -172,7 +172,7 @@ func (l *lister) leaveOut(before deviceList) (out int) {
 	default:
 		l.deviceList = before
 	}
-	l.listed = true
+	l.listed, l.newest = true, max(l.newest, 1)
 	return out
 }
 

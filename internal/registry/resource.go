@@ -43,7 +43,7 @@ type resourceState struct {
 // that the published capacity does not rise before the plugin lists its devices.
 func remembered(k device.PluginRecord, l *registration, reserve ...*registration) *resourceState {
 	s := &resourceState{
-		resource: k.Resource, registration: l, reserve: reserve, deviceList: deviceListOf(k), account: k.Account, reported: k.Reported,
+		resource: k.Resource, registration: l, reserve: reserve, deviceList: deviceListOf(k, time.Now()), account: k.Account, reported: k.Reported,
 		state: device.Stale, since: time.Now(), endTimer: func() {},
 	}
 	s.weight = s.deviceList.weight()
@@ -63,13 +63,13 @@ func (s *resourceState) offer() device.Offer {
 	}
 	return device.Offer{
 		Inventory: device.Inventory{Resource: s.resource, Devices: s.devices}, Connected: s.session != nil,
-		State: s.state, Since: since, Session: s.number, Listed: s.listed, Reported: s.reported, PreStart: s.preStart, Prefers: s.prefers,
+		State: s.state, Since: since, Session: s.number, Listed: s.listed, Newest: s.newest, Reported: s.reported, PreStart: s.preStart, Prefers: s.prefers,
 		LastError: s.lastError, LastErrorAt: s.lastErrorAt,
 	}
 }
 
 func (s *resourceState) record() device.PluginRecord {
-	r := device.PluginRecord{Resource: s.resource, Endpoint: s.registration.endpoint, Pod: s.registration.location.pod, Quota: s.registration.recorded(), Account: s.account, Reported: s.reported, Devices: s.devices}
+	r := device.PluginRecord{Resource: s.resource, Endpoint: s.registration.endpoint, Pod: s.registration.location.pod, Quota: s.registration.recorded(), Account: s.account, Reported: s.reported, Devices: s.devices, Newest: s.newest}
 	for _, l := range slices.SortedFunc(slices.Values(s.reserve), func(a, b *registration) int { return cmp.Compare(a.id, b.id) }) {
 		r.Reserve = append(r.Reserve, device.ReservePlugin{Endpoint: l.endpoint, Pod: l.location.pod, Quota: l.recorded(), Newer: l.id > s.registration.id})
 	}

@@ -126,6 +126,6 @@ func (s *saver) save(name device.ResourceName) error {
 }
 
 func sameRecord(a, b device.PluginRecord) bool {
-	return a.Endpoint == b.Endpoint && a.Pod == b.Pod && a.Quota == b.Quota && a.Account == b.Account && a.Reported == b.Reported && a.Away.Equal(b.Away) && a.Lost == b.Lost &&
+	return a.Endpoint == b.Endpoint && a.Pod == b.Pod && a.Quota == b.Quota && a.Account == b.Account && a.Reported == b.Reported && a.Away.Equal(b.Away) && a.Lost == b.Lost && a.Newest == b.Newest &&
 		slices.Equal(a.Reserve, b.Reserve) && device.SameList(a.Devices, b.Devices)
 }

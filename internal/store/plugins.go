@@ -26,6 +26,7 @@ type pluginRecord struct {
 	Reported bool            `json:"reported"`
 	Away     time.Time       `json:"away,omitzero"`
 	Lost     bool            `json:"lost,omitempty"`
+	Newest   int64           `json:"newest,omitempty"`
 }
 
 // reservePlugin is a device.ReservePlugin.
@@ -104,7 +105,7 @@ func readPlugin(b *bolt.Bucket) (device.PluginRecord, error) {
 	if err := json.Unmarshal(b.Get(recordKey), &p); err != nil {
 		return device.PluginRecord{}, err
 	}
-	r := device.PluginRecord{Endpoint: p.Endpoint, Pod: podOf(p.Pod), Quota: quotaOf(p.Quota), Account: p.Account, Reported: p.Reported, Away: p.Away, Lost: p.Lost}
+	r := device.PluginRecord{Endpoint: p.Endpoint, Pod: podOf(p.Pod), Quota: quotaOf(p.Quota), Account: p.Account, Reported: p.Reported, Away: p.Away, Lost: p.Lost, Newest: p.Newest}
 	for _, other := range p.Reserve {
 		r.Reserve = append(r.Reserve, device.ReservePlugin{Endpoint: other.Endpoint, Pod: podOf(other.Pod), Quota: quotaOf(other.Quota), Newer: other.Newer})
 	}
@@ -144,7 +145,7 @@ func savePlugin(d *transaction, r device.PluginRecord) error {
 	if err != nil {
 		return fail(err)
 	}
-	p := pluginRecord{Endpoint: r.Endpoint, Pod: recordOf(r.Pod), Quota: recordOfQuota(r.Quota), Account: r.Account, Reported: r.Reported, Away: r.Away, Lost: r.Lost}
+	p := pluginRecord{Endpoint: r.Endpoint, Pod: recordOf(r.Pod), Quota: recordOfQuota(r.Quota), Account: r.Account, Reported: r.Reported, Away: r.Away, Lost: r.Lost, Newest: r.Newest}
 	for _, other := range r.Reserve {
 		p.Reserve = append(p.Reserve, reservePlugin{other.Endpoint, recordOf(other.Pod), recordOfQuota(other.Quota), other.Newer})
 	}

@@ -93,7 +93,7 @@ func TestPluginsSurviveAReopen(t *testing.T) {
 		{Resource: "a.com/x", Endpoint: "y.sock", Reported: true, Devices: []device.Device{{ID: "0"}, {ID: "1"}, {ID: "2", Healthy: true}}},
 		{Resource: "a.com/x", Endpoint: "y.sock", Reported: true},
 		{Resource: "a.com/x", Endpoint: "y.sock", Reported: true, Away: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), Lost: true},
-		{Resource: "a.com/x", Endpoint: "y.sock", Reported: true, Devices: []device.Device{{ID: "1", Added: 1_800_000_000_000_000_000, NUMA: []int{1}}}},
+		{Resource: "a.com/x", Endpoint: "y.sock", Reported: true, Devices: []device.Device{{ID: "1", Added: 1_800_000_000_000_000_000, NUMA: []int{1}}}, Newest: 1_800_000_000_000_000_001},
 		{Resource: "a.com/x", Endpoint: "y.sock", Reported: true, Devices: []device.Device{{ID: "1"}, {ID: "2"}, {ID: "10", Healthy: true}, {ID: "x-2"}, {ID: "x-10"}}},
 		{Resource: "a.com/x", Endpoint: "y.sock", Reported: true, Reserve: []device.ReservePlugin{
 			{Endpoint: "x.sock", Pod: device.PluginPod{Pod: device.Pod{UID: "u", Namespace: "kube-system", Name: "old"}}}, {Endpoint: "z.sock", Newer: true},
