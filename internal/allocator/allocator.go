@@ -252,8 +252,9 @@ func New(c Config) *Allocator {
 			conflicts[pod.UID] = conflict
 		}
 	}
+	offers := c.Registry.Offers()
 	for _, r := range c.Known {
-		a.recallLocked(r, conflicts[r.Demand.Pod.UID])
+		a.recallLocked(r, conflicts[r.Demand.Pod.UID], offers)
 	}
 	a.metrics = newMetrics(a, c.Metrics)
 	a.recallFallsLocked(c.Falls)
@@ -318,6 +319,9 @@ func (a *Allocator) refresh() {
 		back := n.offer.State == device.Serving && (!resource.Offered() || resource.Offer().State != device.Serving || resource.Offer().Session != n.offer.Session)
 		if back { // another process of the plugin may grant what the last one has refused
 			delete(a.suspensionsDue, r)
+		}
+		if len(n.changed) > 0 {
+			a.dateLocked(r, n.listing)
 		}
 		examine := a.ledger.Accept(r, n.offer, n.listing, n.changed)
 		a.refreshCordonsLocked(r) // a device may have been cordoned meanwhile

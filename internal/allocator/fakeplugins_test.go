@@ -72,7 +72,10 @@ func (s *fakePlugins) offer(r device.ResourceName, edit func(*device.Offer)) {
 	o := s.offers[r]
 	o.Inventory.Resource = r
 	edit(&o)
-	o.Listed = o.Session + 1
+	o.Listed, o.Newest = o.Session+1, max(o.Newest, 1)
+	for _, d := range o.Inventory.Devices {
+		o.Newest = max(o.Newest, d.Added)
+	}
 	s.offers[r] = o
 	loops.Signal(s.changed)
 }

@@ -29,7 +29,7 @@ func newPlugins() *Plugins {
 // Offer replaces the offer of a resource, and returns when the allocator has it.
 func (p *Plugins) Offer(r device.ResourceName, state device.OfferState, devices ...device.Device) {
 	p.mu.Lock()
-	p.offers[r] = device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, State: state, Reported: true}
+	p.offers[r] = device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, State: state, Reported: true, Newest: 1}
 	p.mu.Unlock()
 	loops.Signal(p.changed)
 	p.accept(r)

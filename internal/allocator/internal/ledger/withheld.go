@@ -74,13 +74,15 @@ func (l *Ledger) UnlistedInUse(name device.ResourceName) map[device.ID]int64 {
 	for pod := range holders {
 		unused := map[device.ID]bool{}
 		for c, s := range device.Shares(l.allocator.Assigned(pod)) {
-			if s.Resource != name || s.At == 0 {
+			if s.Resource != name {
 				continue
 			}
 			idle := l.allocator.Unused(pod, c.Name)
 			for _, id := range s.IDs {
 				if at, unlisted := granted[id]; unlisted {
-					granted[id] = max(at, s.At)
+					if s.At > 0 {
+						granted[id] = max(at, s.At)
+					}
 					unused[id] = unused[id] || idle
 				}
 			}
