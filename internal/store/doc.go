@@ -15,7 +15,7 @@
 //	plugins
 //	    <resource name>     a bucket
 //	        record          JSON of pluginRecord: where the plugin listens, in whose quota it counts, whether it has listed its
-//	                        devices, and since when it is disconnected
+//	                        devices, the newest date, and since when it is disconnected
 //	        devices         a bucket
 //	            <device ID> one byte (bit 0: healthy, bit 1: dated), the date as a signed varint, the NUMA nodes as unsigned
 //	                        varints
