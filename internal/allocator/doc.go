@@ -45,7 +45,7 @@
 //
 // Nothing is allocated before the runtime has listed its containers once, because the state file may be lost or an old
 // copy. The planning loop compares each list with the state file, and applies later reports of the runtime after it. Devices
-// that a container has by its annotation, and that the state file does not assign, are quarantined for its pod (package ledger).
+// that a container has by its annotation, that its pod requests, and that the state file does not assign, are quarantined for its pod (package ledger).
 //
 // A pod's devices are released when the pod has left the API server, the runtime has no container of it, the host has no process
 // of it, and the Releaser has proved what else is required: departure.go has the stages of that.
@@ -72,6 +72,7 @@
 //	allocator.go   the interfaces that the package calls, and the planning loop
 //	lock.go        the mutex, for which a hook waits no longer than it has time
 //	runtime.go     the runtime's reports of its containers
+//	stamps.go      what containers say they have
 //	recall.go      pods from the state file, at the start
 //	audit.go       containers that run without the devices that they request
 //	prepare.go     PreStartContainer, ahead of each start

@@ -110,6 +110,7 @@ func (p *pod) devices(r device.ResourceName) iter.Seq[device.ID] {
 func (a *Allocator) Bind(d device.PodDemand) {
 	bind := func() {
 		a.bindLocked(d)
+		a.reviewSaidLocked(a.pods[d.Pod.UID])
 		a.auditLocked(a.pods[d.Pod.UID])
 	}
 	if d.Local {
@@ -167,6 +168,7 @@ func (a *Allocator) replaceLocked(all []device.PodDemand, local bool) {
 	for _, d := range all {
 		named[d.Pod.UID] = true
 		a.bindLocked(d)
+		a.reviewSaidLocked(a.pods[d.Pod.UID])
 		a.auditLocked(a.pods[d.Pod.UID])
 	}
 	for uid, p := range a.pods {
@@ -285,6 +287,7 @@ func (a *Allocator) localLocked(p *pod, local bool) {
 // changeLocked changes the demand of a pod that holds nothing.
 func (a *Allocator) changeLocked(p *pod, d device.PodDemand) {
 	a.editLocked(p, func(to *device.PodDemand) { *to = d })
+	a.reviewSaidLocked(p)
 	a.publishLocked(p)
 	a.saveLaterLocked(p)
 	a.beginLocked(p)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/containers"
@@ -14,7 +13,7 @@ import (
 )
 
 // RuntimeSynced takes over the runtime's containers and all static pods. Devices that a container's stamp names and the state
-// file does not are set aside: the container's pod is assigned the same devices again, and no other pod gets them while the
+// file does not are set aside, as far as the pod requests them (stamps.go): the container's pod is assigned the same devices again, and no other pod gets them while the
 // runtime has a container of that pod.
 //
 // It returns at once. The planning loop compares the lists with the state file before it plans, and later reports of the
@@ -70,7 +69,7 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 			a.wakeLocked(r, false)
 		}
 	}
-	own := ledger.Index{}
+	own, room := ledger.Index{}, maxSaid
 	for _, r := range all {
 		l := a.addRunningLocked(r, len(r.Stamp)+len(r.Digests) > 0)
 		l.Started = !r.Idle
@@ -78,17 +77,12 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 			a.acceptedLocked(p, l.Name)
 		}
 		if was := before[r.Container.Pod][r.ID]; was != nil {
-			l.Reported, l.Barred = was.Reported, was.Barred
+			l.Reported, l.Barred, l.Disbelieved = was.Reported, was.Barred, was.Disbelieved
 		}
 		if l.Barred {
 			continue // the container's devices have been released
 		}
-		for resource, ids := range r.Stamp {
-			a.ledger.Quarantine(r.Container, resource, ids, own)
-		}
-		for resource, digest := range r.Digests {
-			a.verifyLocked(r, l, resource, digest)
-		}
+		l.Stamped = a.believeLocked(r, l, own, &room)
 	}
 	a.runtimeSynced, a.runtimeListed, a.syncedAt = true, true, time.Now()
 	a.replaceLocked(local, true)
@@ -98,19 +92,6 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 	}
 	a.scheduleWriteLocked(0)
 	a.changedLocked()
-}
-
-// verifyLocked compares a container's digest with its pod's assignment. If they differ, the container's devices are unknown,
-// and nothing of the resource is assigned until the container has ended.
-func (a *Allocator) verifyLocked(r device.Running, l *containers.Container, resource device.ResourceName, digest string) {
-	ids := a.ledger.Granted(r.Container, resource)
-	if len(ids) > 0 && device.Digest(ids) == digest || slices.Contains(l.UnknownDevices, resource) {
-		return
-	}
-	l.UnknownDevices = append(l.UnknownDevices, resource)
-	a.ledger.AddUnknownUsers(resource, 1)
-	a.cfg.Log.Error("container runs with unknown devices; resource paused", "resource", resource,
-		"uid", r.Container.Pod, "container", l.Name, "id", r.ID)
 }
 
 // endQuarantineLocked frees the devices quarantined for a pod that are neither held nor assigned.

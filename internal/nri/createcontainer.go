@@ -45,6 +45,7 @@ func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 	if err == nil {
 		err = p.addDevices(ctx, adj, id, pod, ctr)
 	}
+	withoutCopy(adj, ctr)
 	if ctx.Err() != nil && err != nil {
 		p.allowances.spend(id.Namespace, time.Since(began))
 	}

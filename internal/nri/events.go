@@ -43,14 +43,17 @@ func (p *plugin) Synchronize(_ context.Context, listed []*api.PodSandbox, contai
 	if p.kubelets != nil {
 		kubelets = p.kubelets()
 	}
-	expandable := maxExpanded
+	expandable, copied := maxExpanded, maxCopied
 	all, astray := make([]device.Running, 0, len(containers)), map[string]notRedirectedContainer{}
 	for _, c := range containers {
 		pod := pods[c.GetPodSandboxId()]
 		r := running(pod, c)
 		present.addID(string(r.Container.Pod), c.GetPodSandboxId(), "") // the runtime may leave out a sandbox that it cannot reach
-		r.Stamp, r.Digests = stamped(c.GetAnnotations(), &expandable)
-		if r.Stamp == nil && r.Digests == nil {
+		if fromPod(pod, c) {
+			if r.Stamp = p.alone(c, r.Container); r.Stamp == nil {
+				r.Stamp, _ = stamped(c.GetAnnotations(), &copied)
+			}
+		} else if r.Stamp, r.Digests = stamped(c.GetAnnotations(), &expandable); r.Stamp == nil && r.Digests == nil {
 			r.Stamp = p.alone(c, r.Container)
 		}
 		if r.Stamp == nil && r.Digests == nil {

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/containerd/nri/pkg/api"
+
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -31,9 +33,30 @@ const (
 	maxStamp  = 4 << 20
 )
 
-// maxExpanded bounds the devices in the ranges of all stamps of one synchronization. Ranges beyond it count as a digest without a
-// match.
-const maxExpanded = 1 << 20
+// maxExpanded bounds the devices in all stamps of one synchronization, and maxCopied those that pods' own annotations name. Lists and ranges beyond it count as
+// a digest without a match.
+const (
+	maxExpanded = 1 << 20
+	maxCopied   = 4 << 10
+)
+
+// fromPod reports whether a container's stamp is a copy of an annotation of its pod: CRI-O copies all of them, and containerd those that its configuration
+// names. The hook removes or replaces the copy (withoutCopy), but not where a container is created while devmgrd is away. Such a stamp counts as far as the pod requests
+// the devices, as any does; its digests do not count, as no request fits them.
+func fromPod(pod *api.PodSandbox, ctr *api.Container) bool {
+	text := pod.GetAnnotations()[stampKey]
+	return text != "" && text == ctr.GetAnnotations()[stampKey]
+}
+
+// withoutCopy removes a stamp that a container has and that devmgrd has not given to it.
+func withoutCopy(adj *api.ContainerAdjustment, ctr *api.Container) {
+	if _, has := ctr.GetAnnotations()[stampKey]; !has {
+		return
+	}
+	if _, given := adj.GetAnnotations()[stampKey]; !given {
+		adj.RemoveAnnotation(stampKey)
+	}
+}
 
 // A sealed is the value of a resource with a long list.
 type sealed struct {
@@ -85,7 +108,7 @@ func marshal(v any) string {
 
 // stamped returns the devices and the digests of an annotation. Any client of the runtime can write the annotation, so invalid
 // resources and devices are left out, and an unreadable value is a digest without a match. left is the number of devices that
-// ranges may still have.
+// may still be read.
 func stamped(annotations map[string]string, left *int) (ids map[device.ResourceName][]device.ID, digests map[device.ResourceName]string) {
 	text := annotations[stampKey]
 	var found map[string]json.RawMessage
@@ -97,26 +120,29 @@ func stamped(annotations map[string]string, left *int) (ids map[device.ResourceN
 		if err != nil {
 			continue
 		}
+		var all []device.ID
+		var digest string
 		if bytes.HasPrefix(value, []byte("{")) {
-			all, digest := unseal(value, left)
-			switch {
-			case all == nil && digests == nil:
-				digests = map[device.ResourceName]string{resource: digest}
-				continue
-			case all == nil:
-				digests[resource] = digest
+			all, digest = unseal(value, left)
+		} else {
+			if json.Unmarshal(value, &all) != nil {
 				continue
 			}
-			ids = with(ids, resource, all)
-			continue
+			if all = slices.DeleteFunc(all, func(id device.ID) bool { return id == "" }); len(all) == 0 {
+				continue
+			}
+			if len(all) > *left {
+				all = nil
+			}
+			*left -= len(all)
 		}
-		var all []device.ID
-		if json.Unmarshal(value, &all) != nil {
-			continue
-		}
-		all = slices.DeleteFunc(all, func(id device.ID) bool { return id == "" })
-		if len(all) > 0 {
+		switch {
+		case all != nil:
 			ids = with(ids, resource, all)
+		case digests == nil:
+			digests = map[device.ResourceName]string{resource: digest}
+		default:
+			digests[resource] = digest
 		}
 	}
 	return ids, digests

@@ -19,7 +19,9 @@ type Container struct {
 	Made           time.Time             // zero: not known
 	Stamped        bool                  // created with the devices that the state file names
 	Reported       bool                  // the missing stamp has been reported
-	UnknownDevices []device.ResourceName // resources of its devices that only a lost state file named
+	Said           device.Choice         // the devices that it says it has, while its request is not known
+	Disbelieved    bool                  // that it says more than it requests has been logged
+	UnknownDevices []device.ResourceName // resources of its devices that only a lost state file named, or that are too many
 	Started        bool                  // its processes have run, or it ran before devmgrd started
 	Fresh          bool                  // created with a grant that no container had used before
 

@@ -8,7 +8,7 @@ import (
 
 // Capacity returns a resource's number for the Node. Package nodestatus decides what the Node shows, and when.
 //
-//	max( free + taken - busy - idle - hidden - claimed, admitted )
+//	max( free + taken - busy - idle - hidden - claimed - strange, admitted )
 //
 //	free      devices that can be assigned, unless the plugin is lost. No withheld device is free, so that none counts under two IDs
 //	taken     devices that pods have
@@ -18,6 +18,7 @@ import (
 //	hidden    devices of static pods that no mirror pod requests, so that the scheduler does not count them; at least 0
 //	claimed   devices that pods name by claims and the scheduler does not count as requests. Of these, only free ones and those that the
 //	          naming pod has are subtracted
+//	strange   quarantined devices that the plugin does not list, beyond one for each listed device that is neither free nor taken: it may be the same one
 //	admitted  the requests of the pods that the kubelet has admitted, and mirrored, those of mirror pods. 0 until the API server has listed the
 //	          node's pods: some are known only from the state file until then and may be gone, and nodestatus lowers no capacity
 //
@@ -26,15 +27,26 @@ import (
 func (r *Resource) Capacity(hidden, mirrored int, podsListed bool) int {
 	n, busy := len(r.taken)-max(0, hidden), r.Busy()
 	n -= busy.All - busy.Unlisted + max(busy.Unlisted, r.unlistedIdle)
-	if r.offer.State != device.Lost {
-		n += r.freeCount
+	free := r.freeCount
+	if r.offer.State == device.Lost {
+		free = 0
 	}
-	n -= r.spokenFor()
+	n += free - r.spokenFor() - r.strange(free)
 	admitted := 0
 	if podsListed {
 		admitted = r.admitted + mirrored
 	}
 	return max(n, admitted)
+}
+
+// strange counts the quarantined devices that raise the number above that of the listed ones. A container says that it has them, and nothing else does.
+func (r *Resource) strange(free int) (n int) {
+	for id := range r.quarantined {
+		if !r.listing.Lists(id) {
+			n++
+		}
+	}
+	return n - min(n, max(0, len(r.listing.devices)-free-(len(r.taken)-n)))
 }
 
 // spokenFor counts the claimed devices of the capacity that their pods have or will have. Some wait for a device that another pod has, or that

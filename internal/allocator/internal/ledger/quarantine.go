@@ -84,23 +84,32 @@ func (l *Ledger) dispute(pod device.PodUID) {
 
 // move moves some devices of a pod's containers.
 func move(from, to containers.Devices, pod device.PodUID, name device.ResourceName, which func(device.ID) bool) {
-	for container, choice := range from[pod] {
-		moved, left := split(choice[name], which)
-		if len(moved) == 0 {
-			continue
-		}
-		to.Add(device.Container{Pod: pod, Name: container}, name, moved)
-		choice[name] = left
-		if len(left) == 0 {
-			delete(choice, name)
-		}
-		if len(choice) == 0 {
-			delete(from[pod], container)
+	for container := range from[pod] {
+		c := device.Container{Pod: pod, Name: container}
+		if moved := remove(from, c, name, which); len(moved) > 0 {
+			to.Add(c, name, moved)
 		}
 	}
-	if len(from[pod]) == 0 {
-		delete(from, pod)
+}
+
+// remove removes some devices of a container, and returns them.
+func remove(from containers.Devices, c device.Container, name device.ResourceName, which func(device.ID) bool) []device.ID {
+	choice := from[c.Pod][c.Name]
+	removed, left := split(choice[name], which)
+	if len(removed) == 0 {
+		return nil
 	}
+	choice[name] = left
+	if len(left) == 0 {
+		delete(choice, name)
+	}
+	if len(choice) == 0 {
+		delete(from[c.Pod], c.Name)
+	}
+	if len(from[c.Pod]) == 0 {
+		delete(from, c.Pod)
+	}
+	return removed
 }
 
 // split returns the devices of which a condition is true, and the others.
@@ -136,6 +145,33 @@ func (l *Ledger) resolveDisputes() {
 			}
 		}
 	}
+}
+
+// Disown takes back a Quarantine: the container does not have these devices. Those that another container of its pod has stay.
+func (l *Ledger) Disown(c device.Container, name device.ResourceName, ids []device.ID) {
+	all := make(map[device.ID]bool, len(ids))
+	for _, id := range ids {
+		all[id] = true
+	}
+	in := func(id device.ID) bool { return all[id] }
+	remove(l.Conflicting, c, name, in)
+	gone := remove(l.Quarantined, c, name, in)
+	r := l.Resources[name]
+	if r == nil || len(gone) == 0 {
+		return
+	}
+	for _, choice := range l.Quarantined[c.Pod] {
+		for _, id := range choice[name] {
+			delete(all, id)
+		}
+	}
+	gone = slices.DeleteFunc(gone, func(id device.ID) bool { return !all[id] || !r.quarantined[id] || !r.Has(id, c.Pod) })
+	for _, id := range gone {
+		delete(r.quarantined, id)
+	}
+	l.free(name, gone, c.Pod)
+	l.allocator.Freed(name)
+	l.resolveDisputes()
 }
 
 // EndQuarantine frees the devices quarantined for a pod that are neither held nor assigned.

@@ -240,11 +240,19 @@ func (p *planner) choose(i int, on drafts, near nodes) *device.Refusal {
 // blocked returns why a container's request cannot be met as it is; nil: it can. A pod that already runs keeps its devices, unless it is not
 // known yet which ones its claims name: the request lacks them, and the pod would be served without them.
 func (p *planner) blocked(d device.Demand) *device.Refusal {
-	unread := d.Blocked == device.ClaimUnknown || d.Blocked == device.Allocating || d.Blocked == device.DeviceGone
-	if d.Mistake == "" || len(p.Running) > 0 && !unread {
+	if d.Mistake == "" || len(p.Running) > 0 && (!Unread(d) || d.Blocked == device.PodTooLarge) {
 		return nil
 	}
 	return device.Refuse(cmp.Or(d.Blocked, device.NoSuchDevice), nil, "%s", d.Mistake)
+}
+
+// Unread reports whether a container's request may lack some of its devices: its claims do not say yet which they are, or the pod exceeds a limit.
+func Unread(d device.Demand) bool {
+	switch d.Blocked {
+	case device.ClaimUnknown, device.Allocating, device.DeviceGone, device.PodTooLarge:
+		return d.Mistake != ""
+	}
+	return false
 }
 
 // fixed returns why a container cannot have the devices that the scheduler has chosen; nil: it can.

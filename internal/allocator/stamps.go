@@ -1,0 +1,216 @@
+package allocator
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/containers"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// What a container says it has, by its annotation, the kubelet's checkpoint or its CDI devices, counts as far as its pod requests it: others write there.
+// CRI-O gives all annotations of a pod to its containers, and a device plugin that stays with the kubelet can write the checkpoint. devmgrd and the kubelet give
+// a container exactly as many devices as it requests.
+//
+// Until the API server or the runtime has reported the pod, its request is not known, and all counts, within limits: the API server may be away, and
+// containers of a pod that was deleted by force keep their devices.
+
+const (
+	// maxSaid bounds the devices of all containers whose requests are not known: changes of a plugin's list look at each of them. A longer
+	// list counts as unknown devices.
+	maxSaid = 16 << 10
+	// maxSaidResources bounds the resources of one such container: a pod requests no more (pods.maxNames).
+	maxSaidResources = 64
+	// maxSaidID bounds an ID: the registry takes no longer one.
+	maxSaidID = 1 << 10
+)
+
+// requestedLocked returns what a container requests; false: that is not known.
+func (a *Allocator) requestedLocked(c device.Container) (device.Demand, bool) {
+	p := a.pods[c.Pod]
+	if p == nil || p.recalled { // a state file may be an old copy
+		return device.Demand{}, false
+	}
+	d, _ := p.demand.Of(c.Name)
+	return d, !placement.Unread(d)
+}
+
+// misfit returns why a container cannot have these devices by its request; empty: it can.
+func misfit(d device.Demand, r device.ResourceName, ids []device.ID) string {
+	unfixed := func(id device.ID) bool { return !slices.Contains(d.Fixed[r], id) }
+	switch n := d.Wants[r]; {
+	case n == 0:
+		return "it requests none of the resource"
+	case n != len(ids) && slices.ContainsFunc(ids, unfixed):
+		return fmt.Sprintf("it requests %d of the resource, not %d", n, len(ids))
+	}
+	return ""
+}
+
+// A disbelief is what does not count of what a container says.
+type disbelief struct {
+	resource device.ResourceName
+	why      string
+	more     int // resources
+}
+
+func (no *disbelief) add(r device.ResourceName, why string) {
+	if no.why != "" {
+		no.more++
+		return
+	}
+	no.resource, no.why = r, why
+}
+
+// log logs a disbelief once for each container.
+func (a *Allocator) log(no disbelief, c device.Container, id string, l *containers.Container) {
+	if no.why == "" || l.Disbelieved {
+		return
+	}
+	l.Disbelieved = true
+	a.cfg.Log.Warn("container does not have the devices that its annotation or the kubelet's checkpoint names", "uid", c.Pod, "container", c.Name, "id", id,
+		"resource", device.Clip(string(no.resource)), "why", no.why, "more", no.more)
+}
+
+// believeLocked takes over what a container says it has, and reports whether anything of it counts. room is how many devices may still be recorded without a known
+// request.
+func (a *Allocator) believeLocked(r device.Running, l *containers.Container, own ledger.Index, room *int) (any bool) {
+	d, known := a.requestedLocked(r.Container)
+	var no disbelief
+	for _, resource := range slices.Sorted(maps.Keys(r.Stamp)) {
+		ids := r.Stamp[resource]
+		why := ""
+		switch {
+		case slices.Equal(a.ledger.Granted(r.Container, resource), ids): // as in the state file: no need to look at each device
+		case known:
+			if why = misfit(d, resource, ids); why == "" {
+				a.ledger.Quarantine(r.Container, resource, short(ids), own)
+			}
+		default:
+			why = a.setAsideLocked(r.Container, l, resource, short(ids), own, room)
+		}
+		if why != "" {
+			no.add(resource, why)
+		}
+		any = any || why == ""
+	}
+	for resource, digest := range r.Digests {
+		switch ids := a.ledger.Granted(r.Container, resource); {
+		case len(ids) > 0 && device.Digest(ids) == digest:
+		case known && d.Wants[resource] == 0:
+			no.add(resource, "it requests none of the resource")
+			continue
+		default:
+			a.pauseLocked(r.Container, r.ID, l, resource)
+		}
+		any = true
+	}
+	a.log(no, r.Container, r.ID, l)
+	return any
+}
+
+// short returns the devices whose IDs are not too long.
+func short(ids []device.ID) []device.ID {
+	long := func(id device.ID) bool { return id == "" || len(id) > maxSaidID }
+	if !slices.ContainsFunc(ids, long) {
+		return ids
+	}
+	return slices.DeleteFunc(slices.Clone(ids), long)
+}
+
+// setAsideLocked records devices of a container whose request is not known, or returns why not.
+func (a *Allocator) setAsideLocked(c device.Container, l *containers.Container, r device.ResourceName, ids []device.ID, own ledger.Index, room *int) string {
+	if _, err := device.ParseResourceName(string(r)); err != nil {
+		return err.Error()
+	}
+	if len(l.Said) >= maxSaidResources && a.ledger.Resources[r] == nil {
+		return "it names too many resources that no plugin has"
+	}
+	if l.Said == nil {
+		l.Said = map[device.ResourceName][]device.ID{}
+	}
+	l.Said[r] = ids
+	if len(ids) > *room {
+		a.pauseLocked(c, "", l, r)
+		return ""
+	}
+	*room -= len(ids)
+	a.ledger.Quarantine(c, r, ids, own)
+	return ""
+}
+
+// pauseLocked records that a container has unknown devices of a resource: nothing of it is assigned until the container has ended.
+func (a *Allocator) pauseLocked(c device.Container, id string, l *containers.Container, r device.ResourceName) {
+	if slices.Contains(l.UnknownDevices, r) {
+		return
+	}
+	l.UnknownDevices = append(l.UnknownDevices, r)
+	a.ledger.AddUnknownUsers(r, 1)
+	a.cfg.Log.Error("container runs with unknown devices; resource paused", "resource", r, "uid", c.Pod, "container", c.Name, "id", id)
+}
+
+// unpauseLocked takes back pauseLocked.
+func (a *Allocator) unpauseLocked(l *containers.Container, r device.ResourceName) {
+	l.UnknownDevices = slices.DeleteFunc(l.UnknownDevices, func(one device.ResourceName) bool { return one == r })
+	a.ledger.AddUnknownUsers(r, -1)
+	a.wakeLocked(r, false)
+	a.pruneLocked(r)
+}
+
+// reviewSaidLocked compares what a pod's containers say they have with its demand, which has become known or has changed.
+func (a *Allocator) reviewSaidLocked(p *pod) {
+	if p == nil {
+		return
+	}
+	uid, fit := p.demand.Pod.UID, map[string]map[device.ResourceName][]device.ID{}
+	for id, l := range a.running[uid] {
+		c := device.Container{Pod: uid, Name: l.Name}
+		d, known := a.requestedLocked(c)
+		if !known || l.Said == nil && len(l.UnknownDevices) == 0 {
+			continue
+		}
+		fit[id] = a.doubtLocked(c, id, l, d)
+		a.changedLocked()
+	}
+	own := ledger.Index{}
+	for id, said := range fit { // once what does not fit is gone: another container of that name may say it
+		for r, ids := range said {
+			a.ledger.Quarantine(device.Container{Pod: uid, Name: a.running[uid][id].Name}, r, ids, own)
+		}
+	}
+}
+
+// doubtLocked drops what a container says it has and does not request. It returns what is left.
+func (a *Allocator) doubtLocked(c device.Container, id string, l *containers.Container, d device.Demand) map[device.ResourceName][]device.ID {
+	var no disbelief
+	said := l.Said
+	l.Said = nil
+	for _, r := range slices.Sorted(maps.Keys(said)) {
+		paused := slices.Contains(l.UnknownDevices, r)
+		if paused {
+			a.unpauseLocked(l, r)
+		}
+		why := misfit(d, r, said[r])
+		if why == "" {
+			continue
+		}
+		no.add(r, why)
+		if !paused {
+			a.ledger.Disown(c, r, said[r])
+			a.pruneLocked(r)
+		}
+		delete(said, r)
+	}
+	for _, r := range slices.Clone(l.UnknownDevices) { // by a digest
+		if d.Wants[r] == 0 {
+			no.add(r, "it requests none of the resource")
+			a.unpauseLocked(l, r)
+		}
+	}
+	l.Stamped = l.Stamped && (no.why == "" || len(said)+len(l.UnknownDevices) > 0)
+	a.log(no, c, id, l)
+	return said
+}
