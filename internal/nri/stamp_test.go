@@ -1,12 +1,16 @@
 package nri
 
 import (
+	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/containerd/nri/pkg/api"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -25,7 +29,8 @@ func TestStamped(t *testing.T) {
 		`{"a.com/x":[],"b.com/x":[""],"cpu":["1"],"":["1"]}`:             nil,
 		fmt.Sprintf(`{"a.com/x":["%s"]}`, strings.Repeat("1", maxStamp)): nil,
 	} {
-		if got, _ := stamped(map[string]string{stampKey: text}, new(int)); !reflect.DeepEqual(got, want) {
+		left := 2
+		if got, _ := stamped(map[string]string{stampKey: text}, &left); !reflect.DeepEqual(got, want) {
 			t.Errorf("%.100s was read as %v, want %v", text, got, want)
 		}
 	}
@@ -153,11 +158,73 @@ func TestStamp_Hostile(t *testing.T) {
 			t.Errorf("%s was read as %v and %q", value, ids, digests)
 		}
 	}
-	left := 1000
-	text := `{"a.com/x":{"count":600,"ranges":[["x0","x599"]]}}`
-	for _, want := range []int{600, 0} {
-		if ids, _ := stamped(map[string]string{stampKey: text}, &left); len(ids["a.com/x"]) != want {
-			t.Errorf("%d devices are read with %d left, want %d", len(ids["a.com/x"]), left, want)
+	for _, text := range []string{`{"a.com/x":{"count":600,"ranges":[["x0","x599"]]}}`, marshal(map[string]any{"a.com/x": megabytes("x-%d", 600)})} {
+		left := 1000
+		for _, want := range []int{600, 0} {
+			ids, digests := stamped(map[string]string{stampKey: text}, &left)
+			if digest, is := digests["a.com/x"]; len(ids["a.com/x"]) != want || is != (want == 0) || digest != "" {
+				t.Errorf("%d devices and the digests %q are read with %d left, want %d", len(ids["a.com/x"]), digests, left, want)
+			}
+		}
+	}
+}
+
+// CRI-O gives the annotations of a pod to its containers.
+func TestSynchronize_StampCopiedFromThePod_HasNoDigestAndFewDevices(t *testing.T) {
+	t.Parallel()
+	const list, digest = `{"a.com/x":["nothing"]}`, `{"a.com/x":{"count":1,"sha256":"x"}}`
+	for _, test := range []struct {
+		pod, container   string
+		devices, digests int
+	}{
+		{digest, digest, 0, 0},
+		{`{"a.com/x":{"count":1048576,"ranges":[["x0","x1048575"]]}}`, `{"a.com/x":{"count":1048576,"ranges":[["x0","x1048575"]]}}`, 0, 0},
+		{list, list, 1, 0}, // the allocator compares it with the request
+		{digest, list, 1, 0},
+		{list, digest, 0, 1}, // devmgrd has replaced it
+		{"", digest, 0, 1},
+	} {
+		p, w := newPlugin(t)
+		pod, ctr := sandbox(), container()
+		pod.Annotations[stampKey] = test.pod
+		ctr.Annotations = map[string]string{stampKey: test.container}
+		if _, err := p.Synchronize(context.Background(), []*api.PodSandbox{pod}, []*api.Container{ctr}); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range w.synced {
+			if len(r.Stamp["a.com/x"]) != test.devices || len(r.Digests) != test.digests {
+				t.Errorf("by the pod's %s and its own %s the container has %d devices and the digests %q", test.pod, test.container, len(r.Stamp["a.com/x"]), r.Digests)
+			}
+		}
+	}
+}
+
+func TestCreateContainer_StampOfThePod_IsRemovedOrReplaced(t *testing.T) {
+	t.Parallel()
+	ready := device.Readiness{State: device.Ready, Assignment: device.Assignment{Container: main, Shares: []device.Share{{Resource: "a.com/x", IDs: []device.ID{"1"}}}}}
+	for _, test := range []struct {
+		name   string
+		st     device.Readiness
+		forged bool
+		want   map[string]string
+	}{
+		{"without devices", device.Readiness{State: device.NoDevices}, true, map[string]string{api.MarkForRemoval(stampKey): ""}},
+		{"with devices", ready, true, map[string]string{stampKey: `{"a.com/x":["1"]}`}},
+		{"none, without devices", device.Readiness{State: device.NoDevices}, false, nil},
+	} {
+		p, w := newPlugin(t)
+		w.set(test.st)
+		pod, ctr := sandbox(), container()
+		if test.forged {
+			pod.Annotations[stampKey] = `{"a.com/x":["2"]}`
+			ctr.Annotations = map[string]string{stampKey: `{"a.com/x":["2"]}`}
+		}
+		adj, _, err := p.CreateContainer(context.Background(), pod, ctr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := adj.GetAnnotations(); !maps.Equal(got, test.want) {
+			t.Errorf("%s: the answer has the annotations %v, want %v", test.name, got, test.want)
 		}
 	}
 }

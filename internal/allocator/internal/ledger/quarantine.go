@@ -179,12 +179,11 @@ func (l *Ledger) EndQuarantine(pod device.PodUID) {
 	for _, choice := range l.Quarantined[pod] {
 		for name, ids := range choice {
 			r := l.Resources[name]
-			for _, id := range ids {
-				if r.Quarantined(id) {
-					delete(r.quarantined, id)
-					l.free(name, []device.ID{id}, pod)
-				}
+			gone, _ := split(ids, r.Quarantined)
+			for _, id := range gone {
+				delete(r.quarantined, id)
 			}
+			l.free(name, gone, pod) // at once: what is withheld has to be found again
 			l.allocator.Freed(name)
 		}
 	}
