@@ -130,15 +130,24 @@ func (m *Machine) qemuArgs(accel, console string, more ...string) []string {
 	// Debian's daily timers take dpkg's lock for a moment, also where they have nothing to do: a test that runs dpkg then would fail.
 	quiet := []string{"systemd.log_color=0", "systemd.mask=apt-daily.timer", "systemd.mask=apt-daily-upgrade.timer"}
 	kernel := slices.Concat([]string{"root=/dev/nvme0n1", "rw", "console=ttyS0", "panic=-1", "edd=off", "mitigations=off"}, quiet, more, m.disk.Args, m.options.KernelArgs)
-	return []string{
-		"qemu-system-x86_64", "-machine", "q35", "-accel", accel, "-cpu", cpu, "-smp", "2", "-m", fmt.Sprint(m.options.Memory),
+	return slices.Concat([]string{"qemu-system-x86_64", "-machine", "q35", "-accel", accel, "-cpu", cpu}, processors(m.options.Memory), []string{
 		"-display", "none", "-monitor", "none", "-nodefaults", "-serial", "file:" + console,
 		// NVMe's driver is built into the kernel: there is no initramfs. What the machine has flushed is safe from a power cut.
 		"-drive", "if=none,id=root,format=qcow2,cache=writeback,file=" + m.overlay(), "-device", "nvme,drive=root,serial=root",
 		"-netdev", "tap,id=net,ifname=" + tap + ",script=no,downscript=no", "-device", "virtio-net-pci,netdev=net,romfile=",
 		"-device", "virtio-rng-pci",
 		"-kernel", m.disk.Kernel, "-append", strings.Join(kernel, " "),
+	})
+}
+
+// processors are the words for two NUMA nodes, with a processor and half of the memory each.
+func processors(memory int) []string {
+	words := []string{"-smp", "2,sockets=2", "-m", fmt.Sprint(memory)}
+	for node, size := range []int{memory / 2, memory - memory/2} {
+		words = append(words, "-object", fmt.Sprintf("memory-backend-ram,id=memory%d,size=%dM", node, size),
+			"-numa", fmt.Sprintf("node,nodeid=%[1]d,cpus=%[1]d,memdev=memory%[1]d", node))
 	}
+	return words
 }
 
 // findAccelerator returns "kvm" if a kernel boots with it, and "tcg" otherwise: in virtual machines KVM may be offered, and a guest
