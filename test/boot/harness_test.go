@@ -397,7 +397,7 @@ func (h *harness) removePods(kept string) {
 func (h *harness) vacate() {
 	h.t.Helper()
 	h.removePods("")
-	h.types(`for unit in vendor-plugin vendor-driver; do
+	h.types(`for unit in vendor-policy vendor-plugin vendor-driver; do
 	if [ -e /etc/systemd/system/$unit.service ]; then systemctl stop $unit.service; fi
 done
 rm -rf /etc/systemd/system/vendor-* /etc/systemd/system/*.wants/vendor-* /var/lib/vendor; systemctl daemon-reload`)
@@ -413,7 +413,7 @@ func (h *harness) describeFailure() {
 	h.described = true
 	for _, script := range []string{
 		"devmgrd status", "devmgrd plugins", "devmgrd assignments", "systemctl --failed --no-pager",
-		"journalctl --no-pager --boot --unit=devmgrd --unit=vendor-plugin --lines=60", "journalctl --no-pager --boot --unit=containerd --lines=15",
+		"journalctl --no-pager --boot --unit=devmgrd --unit='vendor-p*' --lines=60", "journalctl --no-pager --boot --unit=containerd --lines=15",
 		"journalctl --no-pager --boot --unit=kubelet --lines=15", "dmesg | tail -15", "dmesg | grep -E 'avc: |DENIED'",
 	} {
 		h.t.Logf("--- %s\n%s", script, h.tries(script))

@@ -23,6 +23,7 @@ const (
 	packageVariable = "TESTBOOT_PACKAGE"
 	pluginVariable  = "TESTBOOT_PLUGIN"
 	probeVariable   = "TESTBOOT_PROBE"
+	policyVariable  = "TESTBOOT_POLICY"
 )
 
 var onSELinux = flag.Bool("selinux", false, "run on a machine that enforces SELinux, and not AppArmor")
@@ -69,11 +70,12 @@ func build(ctx context.Context) error {
 	if err != nil || len(packages) != 1 {
 		return fmt.Errorf("make deb left %q, %v", packages, err)
 	}
-	making := exec.CommandContext(ctx, "go", "build", "-o", dir+"/", "./test/boot/plugin", "./test/boot/probe")
+	making := exec.CommandContext(ctx, "go", "build", "-o", dir+"/", "./test/boot/plugin", "./test/boot/policy", "./test/boot/probe")
 	making.Dir, making.Env = source, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := making.CombinedOutput(); err != nil {
-		return fmt.Errorf("building the plugin and the probe: %w\n%s", err, out)
+		return fmt.Errorf("building the programs of the tests: %w\n%s", err, out)
 	}
 	return errors.Join(os.Setenv(packageVariable, packages[0]),
-		os.Setenv(pluginVariable, filepath.Join(dir, "plugin")), os.Setenv(probeVariable, filepath.Join(dir, "probe")))
+		os.Setenv(pluginVariable, filepath.Join(dir, "plugin")), os.Setenv(policyVariable, filepath.Join(dir, "policy")),
+		os.Setenv(probeVariable, filepath.Join(dir, "probe")))
 }

@@ -1,11 +1,12 @@
 // Command plugin is a device plugin for the node that boots: as plain as vendors' plugins are. It runs as a service of the host or in
 // a pod.
 //
-//	plugin DIRECTORY RESOURCE ID=PATH:PERMISSIONS...
+//	plugin DIRECTORY RESOURCE ID=PATH:PERMISSIONS[@NODE]...
 //
 // DIRECTORY has the socket kubelet.sock, at which it registers. A container that gets the device ID has it as /dev/ID, and in the
 // variable NUMBER_ID the number (major:minor) that the device on the host had when it was granted. PATH may be a symbolic link. A
 // device is healthy while PATH exists. If PERMISSIONS is cdi, PATH is the name of a CDI device, which a container gets instead.
+// NODE is the NUMA node that is near the device.
 package main
 
 import (
@@ -16,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -35,7 +37,10 @@ func main() {
 	os.Exit(1)
 }
 
-type device struct{ id, path, permissions string }
+type device struct {
+	id, path, permissions string
+	near                  *pluginapi.TopologyInfo
+}
 
 const cdi = "cdi" // for permissions
 
@@ -49,16 +54,25 @@ type plugin struct {
 
 func parse(args []string) (*plugin, error) {
 	if len(args) < 3 {
-		return nil, errors.New("the arguments are not DIRECTORY RESOURCE and some ID=PATH:PERMISSIONS")
+		return nil, errors.New("the arguments are not DIRECTORY RESOURCE and some ID=PATH:PERMISSIONS[@NODE]")
 	}
 	p := &plugin{dir: args[0], resource: args[1], ended: make(chan struct{}, 1)}
 	for _, word := range args[2:] {
 		id, rest, ok := strings.Cut(word, "=")
-		path, permissions, ok2 := strings.Cut(rest, ":")
+		path, rest, ok2 := strings.Cut(rest, ":")
 		if !ok || !ok2 {
-			return nil, fmt.Errorf("%s is not ID=PATH:PERMISSIONS", word)
+			return nil, fmt.Errorf("%s is not ID=PATH:PERMISSIONS[@NODE]", word)
 		}
-		p.devices = append(p.devices, device{id, path, permissions})
+		permissions, node, placed := strings.Cut(rest, "@")
+		d := device{id: id, path: path, permissions: permissions}
+		if placed {
+			n, err := strconv.ParseInt(node, 10, 64)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", word, err)
+			}
+			d.near = &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: n}}}
+		}
+		p.devices = append(p.devices, d)
 	}
 	return p, nil
 }
@@ -132,7 +146,7 @@ func (p *plugin) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin_
 			if _, err := os.Stat(d.path); err != nil && d.permissions != cdi {
 				health = pluginapi.Unhealthy
 			}
-			list.Devices = append(list.Devices, &pluginapi.Device{ID: d.id, Health: health})
+			list.Devices = append(list.Devices, &pluginapi.Device{ID: d.id, Health: health, Topology: d.near})
 		}
 		if now := list.String(); now != last {
 			if err := stream.Send(list); err != nil {
