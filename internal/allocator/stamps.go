@@ -12,7 +12,7 @@ import (
 )
 
 // What a container says it has, by its annotation, the kubelet's checkpoint or its CDI devices, counts as far as its pod requests it: others write there.
-// CRI-O gives all annotations of a pod to its containers, and a device plugin that stays with the kubelet can write the checkpoint. devmgrd and the kubelet give
+// CRI-O copies all annotations of a pod to its containers, and a device plugin that stays with the kubelet can write the checkpoint. devmgrd and the kubelet assign
 // a container exactly as many devices as it requests.
 //
 // Until the API server or the runtime has reported the pod, its request is not known, and all counts, within limits: the API server may be away, and
@@ -22,7 +22,7 @@ const (
 	// maxSaid bounds the devices of all containers whose requests are not known: changes of a plugin's list look at each of them. A longer
 	// list counts as unknown devices.
 	maxSaid = 16 << 10
-	// maxSaidResources bounds the resources of one such container: a pod requests no more (pods.maxNames).
+	// maxSaidResources bounds the resources of one such container: a pod requests at most as many (pods.maxNames).
 	maxSaidResources = 64
 	// maxSaidID bounds an ID: the registry takes no longer one.
 	maxSaidID = 1 << 10

@@ -41,16 +41,16 @@ func TestSaid_NotRequested_DoesNotCount(t *testing.T) {
 		says     device.Running
 		requests []device.Demand
 	}{
-		"a digest":                               {digest, nil},
-		"a digest, of another resource":          {digest, []device.Demand{app(nic, 1)}},
-		"one ID that nobody lists":               {said("1", "evil", "main", "nothing"), nil},
-		"many of them":                           {said("1", "evil", "main", unheardOf(200)...), nil},
-		"too many of them":                       {said("1", "evil", "main", unheardOf(100_000)...), nil},
-		"resources that nobody has, and no name": {madeUp, nil},
-		"free devices":                           {said("1", "evil", "main", "d0", "d1"), nil},
-		"those that another container requests":  {said("1", "evil", "side", "d0"), []device.Demand{app(gpu, 1)}},
-		"more than requested":                    {said("1", "evil", "main", "nothing", "d0"), []device.Demand{app(gpu, 1)}},
-		"other ones than requested":              {nics, []device.Demand{app(nic, 1)}},
+		"a digest":                                {digest, nil},
+		"a digest, of another resource":           {digest, []device.Demand{app(nic, 1)}},
+		"one ID that no plugin lists":             {said("1", "evil", "main", "nothing"), nil},
+		"many of them":                            {said("1", "evil", "main", unheardOf(200)...), nil},
+		"too many of them":                        {said("1", "evil", "main", unheardOf(100_000)...), nil},
+		"resources without a plugin, and no name": {madeUp, nil},
+		"free devices":                            {said("1", "evil", "main", "d0", "d1"), nil},
+		"those that another container requests":   {said("1", "evil", "side", "d0"), []device.Demand{app(gpu, 1)}},
+		"more than requested":                     {said("1", "evil", "main", "nothing", "d0"), []device.Demand{app(gpu, 1)}},
+		"other ones than requested":               {nics, []device.Demand{app(nic, 1)}},
 	} {
 		for _, late := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, late %v", name, late), func(t *testing.T) {
@@ -155,7 +155,7 @@ func TestSaid_RequestIsNotKnown_CountsWithinLimits(t *testing.T) {
 	}
 }
 
-// These are all ways in which devmgrd or a kubelet gives devices to containers. The state file is lost: what they say counts, before their pod is
+// These are all ways in which a container has devices of devmgrd or a kubelet. The state file is lost: what they say counts, before their pod is
 // known and after it. No other pod has the devices, and the pod gets the same again.
 func TestSaid_EachWayToHaveDevices_Counts(t *testing.T) {
 	t.Parallel()

@@ -8,8 +8,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/kube/kubetest"
 )
 
-// A kubelet that still has a resource fails the pods that the scheduler binds by its number. The Node shows what the kubelet says, or the devices of pods
-// that are bound; all of them when the kubelet has forgotten the resource.
+// A kubelet that still has a resource fails the pods that the scheduler binds by its number. The Node shows the devices of pods
+// that are bound, or that the kubelet has none; all of them when the kubelet has forgotten the resource.
 func TestKubeletManagesIt_NoFreeDeviceIsPublished(t *testing.T) {
 	t.Parallel()
 	const gpu, nic, fpga device.ResourceName = "a.example/gpu", "a.example/nic", "a.example/fpga"
@@ -35,7 +35,9 @@ func TestKubeletManagesIt_NoFreeDeviceIsPublished(t *testing.T) {
 			t.Errorf("%s contested: %v", r, got)
 		}
 	}
-	if patches := api.Patches(); len(patches) > 3 { // at once, without a window: fpga; nic away for a second, and back
+	api.Put(node(map[string]string{string(gpu): "4", string(nic): "3", string(fpga): "2"}, map[string]string{string(gpu): "2", string(nic): "3", string(fpga): "2"}))
+	untilShows(t, api, map[string]string{string(gpu): "0/0", string(nic): "3/3", string(fpga): "2/2"})
+	if patches := api.Patches(); len(patches) > 5 { // at once, without a window: fpga; nic, and later gpu, away for a second, and back
 		t.Errorf("patches: %q", patches)
 	}
 	v.setKubelets()

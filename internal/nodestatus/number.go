@@ -19,7 +19,7 @@ import (
 //	        min( stable, max( found, bound ) )                          no such rise
 //
 // The kubelet fails new pods of a resource that it manages too (situation.shared). The number of such a resource is bound, which a restarting kubelet needs for
-// the pods that devmgrd has. If that is 0, the Node shows what the kubelet says.
+// the pods that devmgrd has. If that is 0, the kubelet's capacity with an allocatable of 0 may stay.
 type figures struct {
 	capacity  int // the View's: usable devices and those in use, and at least the requests of admitted pods
 	requested int // by pods that are bound
@@ -65,8 +65,10 @@ func (d *decider) wanted(s situation, now time.Time) (want map[device.ResourceNa
 	want = make(map[device.ResourceName]int, len(s.capacity))
 	for r, n := range s.capacity {
 		if s.shared[r] {
-			if s.listed && s.requested[r] > 0 {
-				want[r] = s.requested[r]
+			n := s.requested[r]
+			none := n == 0 && s.node.shows(r) && s.node.allocatable[r] == 0 // in effect
+			if s.listed && !none {
+				want[r] = n
 			}
 			continue
 		}

@@ -49,13 +49,7 @@ func (p *plugin) Synchronize(_ context.Context, listed []*api.PodSandbox, contai
 		pod := pods[c.GetPodSandboxId()]
 		r := running(pod, c)
 		present.addID(string(r.Container.Pod), c.GetPodSandboxId(), "") // the runtime may leave out a sandbox that it cannot reach
-		if fromPod(pod, c) {
-			if r.Stamp = p.alone(c, r.Container); r.Stamp == nil {
-				r.Stamp, _ = stamped(c.GetAnnotations(), &copied)
-			}
-		} else if r.Stamp, r.Digests = stamped(c.GetAnnotations(), &expandable); r.Stamp == nil && r.Digests == nil {
-			r.Stamp = p.alone(c, r.Container)
-		}
+		r.Stamp, r.Digests = p.says(pod, c, r.Container, &expandable, &copied)
 		if r.Stamp == nil && r.Digests == nil {
 			r.Stamp = kubelets[r.Container] // created before devmgrd came to the node, and not imported
 		}
@@ -79,6 +73,22 @@ func (p *plugin) Synchronize(_ context.Context, listed []*api.PodSandbox, contai
 		p.log.Info("synchronized with container runtime", "pods", len(listed), "containers", len(all))
 	})
 	return nil, nil
+}
+
+// says returns the devices and the digests that a container says it has. expandable and copied are how many devices may still be read of stamps, and of copies of
+// pods' annotations.
+func (p *plugin) says(pod *api.PodSandbox, c *api.Container, id device.Container, expandable, copied *int) (ids map[device.ResourceName][]device.ID, digests map[device.ResourceName]string) {
+	isCopy := fromPod(pod, c)
+	if !isCopy {
+		ids, digests = stamped(c.GetAnnotations(), expandable)
+	}
+	if ids == nil && digests == nil {
+		ids = p.alone(c, id)
+	}
+	if isCopy && ids == nil {
+		ids, _ = stamped(c.GetAnnotations(), copied)
+	}
+	return ids, digests
 }
 
 // StartContainer reports that a container's processes are about to run. It costs a round trip for each container, and decides

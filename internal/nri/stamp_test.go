@@ -169,7 +169,7 @@ func TestStamp_Hostile(t *testing.T) {
 	}
 }
 
-// CRI-O gives the annotations of a pod to its containers.
+// CRI-O copies the annotations of a pod to its containers.
 func TestSynchronize_StampCopiedFromThePod_HasNoDigestAndFewDevices(t *testing.T) {
 	t.Parallel()
 	const list, digest = `{"a.com/x":["nothing"]}`, `{"a.com/x":{"count":1,"sha256":"x"}}`
