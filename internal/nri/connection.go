@@ -22,7 +22,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
-// Config is what New needs. Optional: Pods, Redirect, Rules, Claims.
+// Config is what New needs. Optional: Pods, Redirect, Rules, Claims, Kubelets.
 type Config struct {
 	Socket    string        // where the runtime listens
 	Index     string        // two digits: devmgrd's order among the NRI plugins
