@@ -669,7 +669,9 @@ func TestDrainOfAQuarantinedDevice(t *testing.T) {
 	if err != nil || answer.Done || answer.Devices[0].State != "quarantined" {
 		t.Fatalf("%v, %v", answer, err)
 	}
-	r.Bind(device.PodDemand{Pod: device.Pod{UID: "stranger", Namespace: "ns", Name: "found"}}) // now it has a name
+	found := allocatortest.Pod("found", gpu, 1) // now it has a name
+	found.Pod.UID = "stranger"
+	r.Bind(found)
 	if pod := <-gone; pod.Name != "found" {
 		t.Errorf("%+v must not be evicted", pod)
 	}
