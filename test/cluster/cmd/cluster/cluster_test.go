@@ -101,6 +101,10 @@ func TestNothingIsLeft(t *testing.T) {
 			if err := server.Start(); err != nil {
 				t.Fatal(err)
 			}
+			t.Cleanup(func() { // has ended already, if nothing has failed
+				server.Process.Signal(syscall.SIGINT)
+				server.Wait()
+			})
 			ours := func(r cluster.Run) bool { return r.Supervisor == server.Process.Pid }
 			r := runOf(t, func(r cluster.Run) bool { return ours(r) && c.moment(r) })
 			if err := syscall.Kill(c.victim(r), c.signal); err != nil {
@@ -164,7 +168,7 @@ func ready(r cluster.Run) bool {
 // runOf waits for a living run.
 func runOf(t *testing.T, wanted func(cluster.Run) bool) cluster.Run {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute) // a busy machine has taken two for a cluster
 	defer cancel()
 	var found cluster.Run
 	err := wait.PollUntilContextCancel(ctx, 2*time.Millisecond, true, func(context.Context) (bool, error) {
