@@ -8,10 +8,13 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/time/rate"
+
 	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/locks"
+	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/podresources"
 	"github.com/devmgrd/devmgrd/internal/pods"
 	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
@@ -24,12 +27,14 @@ type kubelet struct {
 	// ask returns the resources of which containers have devices by the kubelet, and has it forget pods that have ended.
 	ask     func(context.Context) (map[device.ResourceName]bool, error)
 	ignored func(device.ResourceName) bool // they stay with the kubelet
+	faults  *rate.Sometimes
 	log     *slog.Logger
 
 	mu   locks.Mutex[locks.Leaf]
-	seen fs.FileInfo // the file as it was read; nil: there was none
-	file checkpoint.File
-	over bool // the kubelet has forgotten the pods in this file
+	seen fs.FileInfo      // the file as it was read; nil: there was none
+	file *checkpoint.File // replaced, never edited
+
+	over *checkpoint.File // whose pods the kubelet has forgotten; only manages uses it
 }
 
 // newKubelet returns nil if devmgrd serves in the kubelet's directory: the file there is its own.
@@ -38,7 +43,7 @@ func newKubelet(c config.Config, log *slog.Logger) *kubelet {
 		return nil
 	}
 	ignored := pods.Ignores(c.Plugins.IgnoredResources)
-	return &kubelet{path: filepath.Join(c.Plugins.KubeletDir, checkpoint.Name), ignored: ignored, log: log, ask: func(ctx context.Context) (map[device.ResourceName]bool, error) {
+	return &kubelet{path: filepath.Join(c.Plugins.KubeletDir, checkpoint.Name), ignored: ignored, faults: loops.Seldom(), log: log, file: &checkpoint.File{}, ask: func(ctx context.Context) (map[device.ResourceName]bool, error) {
 		if c.PodResources.KubeletSocket == "" {
 			return nil, nil
 		}
@@ -47,23 +52,28 @@ func newKubelet(c config.Config, log *slog.Logger) *kubelet {
 }
 
 // read returns the file, which it reads again when it has changed. A kubelet replaces it in one step.
-func (k *kubelet) read() checkpoint.File {
+func (k *kubelet) read() *checkpoint.File {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	seen, err := lstat(k.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		k.seen, k.file = nil, checkpoint.File{}
+		if k.seen != nil {
+			k.seen, k.file = nil, &checkpoint.File{}
+		}
 		return k.file
-	case err == nil && k.seen != nil && os.SameFile(seen, k.seen) && seen.ModTime().Equal(k.seen.ModTime()) && seen.Size() == k.seen.Size():
+	case err != nil:
+		k.seen = nil // once it can be looked at, it is read
+	case k.seen != nil && os.SameFile(seen, k.seen) && seen.ModTime().Equal(k.seen.ModTime()) && seen.Size() == k.seen.Size():
 		return k.file
-	case err == nil:
-		k.seen, k.over = seen, false
-		k.file, err = checkpoint.ReadWatched(k.path)
+	default:
+		var file checkpoint.File
+		file, err = checkpoint.ReadWatched(k.path)
+		k.seen, k.file = seen, &file
 	}
 	if err != nil {
-		k.file = checkpoint.File{}
-		k.log.Warn("cannot read the kubelet's checkpoint", "err", err)
+		k.file = &checkpoint.File{}
+		k.faults.Do(func() { k.log.Warn("cannot read the kubelet's checkpoint", "err", err) })
 	}
 	return k.file
 }
@@ -96,15 +106,18 @@ func (k *kubelet) manages(ctx context.Context) map[device.ResourceName]bool {
 			left[e.Resource] = true
 		}
 	}
-	if len(left) == 0 || k.over {
+	if len(left) == 0 || k.over == file {
 		return all
 	}
 	used, err := k.ask(ctx)
-	k.over = err == nil
+	over := true
 	for r := range left {
 		if err != nil || used[r] { // a kubelet that does not answer starts no pods either
-			all[r], k.over = true, false
+			all[r], over = true, false
 		}
+	}
+	if over {
+		k.over = file
 	}
 	return all
 }

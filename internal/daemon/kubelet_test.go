@@ -78,6 +78,13 @@ func TestKubelet_Manages_UntilItHasForgotten(t *testing.T) {
 	k.ask = func(context.Context) (map[device.ResourceName]bool, error) { asked++; return used, failure }
 	entries := []checkpoint.Entry{entryOf(gpu, nil), entryOf(nic, nil)}
 	registered := map[device.ResourceName][]device.ID{gpu: {}}
+	hook := make(chan struct{}) // which reads meanwhile
+	go func() {
+		defer close(hook)
+		for range 100 {
+			k.containers()
+		}
+	}()
 	steps := []struct {
 		about string
 		do    func()
@@ -94,6 +101,7 @@ func TestKubelet_Manages_UntilItHasForgotten(t *testing.T) {
 		{"all is known", func() {}, nil, 0},
 		{"another file", func() { write(checkpoint.File{Entries: entries[:1]}) }, nil, 1},
 	}
+	t.Cleanup(func() { <-hook })
 	for _, s := range steps {
 		s.do()
 		before := asked
