@@ -136,7 +136,7 @@ type Config struct {
 }
 
 // An Allocator assigns devices to containers. Its methods are safe for concurrent use and block only on its own short lock; those that change cordons, forget resources or confirm their removal wait
-// for a commit. What belongs together is in its
+// for a commit, and hooks of a container's start for the comparison of the runtime's containers. What belongs together is in its
 // parts, which are named after it.
 type Allocator struct {
 	cfg     Config // immutable

@@ -567,7 +567,7 @@ func (c *churning) judge() {
 	for r, n := range resources.Capacity() {
 		free := 0
 		for _, d := range resources.Offers()[r].Inventory.Devices {
-			if _, used := hands[piece{r, hardware([]device.ID{d.ID})[0]}]; !used && d.Healthy && !resources.ByName[r].Withdrawn[d.ID] {
+			if _, used := hands[piece{r, hardware([]device.ID{d.ID})[0]}]; !used && d.Healthy && !resources.ByName[r].OutOfService[d.ID] {
 				free++
 			}
 		}

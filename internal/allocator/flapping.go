@@ -19,8 +19,8 @@ import (
 const (
 	// together is how long after a device others may become unhealthy for the same reason. Some plugins report one after the other.
 	together = 10 * time.Second
-	// maxFalls bounds the falls of one resource that count in that time, as many as the devices that are followed, and the records of one commit. While so
-	// many are not on disk, no new ones are made: a record that makes room for another one has to be written too.
+	// maxFalls bounds three things: the falls of one downturn, the devices that are followed, and the records of one commit. While so many records are
+	// not on disk, none is made.
 	maxFalls = 1024
 )
 

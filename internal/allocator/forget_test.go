@@ -45,12 +45,12 @@ func TestForgetWhatIsInUse(t *testing.T) {
 			t.Fatal(err)
 		}
 		inUse(device.InUseError{Resource: gpu, Serving: true})
-		if got := r.Resources().ByName[gpu].Withdrawn; !got["d1"] {
+		if got := r.Resources().ByName[gpu].OutOfService; !got["d1"] {
 			t.Errorf("cordoned are %v", got)
 		}
 		r.plugins.lose(gpu)
 		r.disk.fails(func() {})
-		if _, err := r.Forget(gpu); !errors.As(err, new(*device.UnsavedError)) || r.Resources().ByName[gpu].Withdrawn == nil {
+		if _, err := r.Forget(gpu); !errors.As(err, new(*device.UnsavedError)) || r.Resources().ByName[gpu].OutOfService == nil {
 			t.Errorf("a disk that is full has not kept it: %v", err)
 		}
 		r.disk.fails(nil)

@@ -10,7 +10,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
-// A pod is the allocator's state of one pod. Allocator.mu guards it. What belongs together is in its parts, which are named after it.
+// A pod is the allocator's state of one pod. Allocator.mu guards it. Fields that belong together are in embedded structs.
 type pod struct {
 	demand    device.PodDemand
 	newDemand *device.PodDemand // while allocating: its current demand, if it has changed
@@ -29,7 +29,7 @@ type pod struct {
 	grants
 	preparations map[string]*preparation       // by container name
 	allocation   *device.PodAllocation         // as published in the feed
-	uses         []device.ResourceName         // those of its devices, ascending
+	uses         []device.ResourceName         // resources of its devices, ascending
 	faults       map[device.ResourceName]fault // what is wrong with its devices (health.go)
 }
 

@@ -17,7 +17,7 @@ import (
 // host has the files and devices that it names. Otherwise devmgrd asks the plugin again for the same devices, and the answer
 // replaces the old grant before the container starts. While the plugin is away the container waits.
 //
-// A pod whose containers have never run with the devices may get others: it is planned again where its plugin
+// A pod whose containers have not run since the boot may get others: it is planned again where its plugin
 // fails, so that a device missing on the host does not block the pod while others are free.
 
 // A lapse is why a container's grant no longer holds.

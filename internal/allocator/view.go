@@ -166,7 +166,7 @@ func (a *Allocator) Resources() device.Resources {
 		if !a.knownLocked(r) {
 			continue
 		}
-		s := device.ResourceStatus{Withdrawn: a.idleCordonedLocked(r), Cordoned: a.inForce[r], Capacity: resource.Capacity(hidden[r], mirrored[r], a.podsListed), Requested: resource.Requests() + mirrored[r], Unlisted: resource.Unlisted(), Refused: resource.AllRefused()}
+		s := device.ResourceStatus{OutOfService: a.idleCordonedLocked(r), Cordoned: a.inForce[r], Capacity: resource.Capacity(hidden[r], mirrored[r], a.podsListed), Requested: resource.Requests() + mirrored[r], Unlisted: resource.Unlisted(), Refused: resource.AllRefused()}
 		if by := awaited[r]; by != nil {
 			s.Awaited = by.demand.Pod
 		}

@@ -58,9 +58,8 @@ func TestDocumentedOutput(t *testing.T) {
 	_, out, _ := execute("config", "--set", "log.level=debug", "--set", "nodeName=worker-1")
 	at := strings.Index(out, "log:\n")
 	page.shows("...", out[at:])
-	t.Setenv("DEVMGRD_LOG_LEVL", "x")
 	_, _, errs := execute("config", "--set", "nri.maxWait=5s")
-	page.shows("$ DEVMGRD_LOG_LEVL=x devmgrd config --set nri.maxWait=5s", errs)
+	page.shows("$ devmgrd config --set nri.maxWait=5s", errs)
 }
 
 // The page on moving shows what a move prints: one pod, one whose init container has handed its device on, and one that is gone.

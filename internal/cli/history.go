@@ -100,7 +100,7 @@ func showActions(to io.Writer, actions []*adminv1.Action, userName func(uid uint
 			login = userName(*a.LoginUid)
 		}
 		if a.Error != "" {
-			result = "refused: " + a.Error
+			result = "failed: " + a.Error
 		}
 		user, process := userName(a.Uid), fmt.Sprintf("%s (%d)", cmp.Or(a.Program, "?"), a.Pid)
 		if a.Own {

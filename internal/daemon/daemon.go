@@ -38,10 +38,11 @@ type daemon struct {
 	stateFile   *store.Store
 	historyFile *store.History
 	open        []device.Span // of the history file
+	notifier    notifier
+	rules       *pluginrules.Guard
+	api         kube.Client // nil: kubernetes.mode is none
 
 	// addCore
-	notifier notifier
-	rules    *pluginrules.Guard
 	present  *nri.Presence
 	plugins  *registry.Registry
 	gate     *reclaim.Gate
@@ -50,7 +51,6 @@ type daemon struct {
 	kubelet  *kubelet // nil: devmgrd serves in the kubelet's directory
 
 	// addCluster; nil: kubernetes.mode is none
-	api           kube.Client
 	offered       *dra.Offering
 	serverVersion *kube.ServerVersion
 	pods          *pods.Pods

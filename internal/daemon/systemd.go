@@ -16,7 +16,7 @@ import (
 // doorLimit bounds the time for which systemd, and with it the kubelet, waits for the connection to the runtime.
 const doorLimit = 20 * time.Second
 
-// tellSystemd reports readiness to systemd when the runtime has connected, so that the kubelet starts its pods after that.
+// tellSystemd reports readiness to systemd when the runtime has listed its containers, so that the kubelet starts its pods after that.
 // Without a connection it reports readiness after doorLimit, since the rest of the node need not wait longer. From then on it
 // feeds the watchdog while the allocator answers and no hook hangs: a daemon that hangs would hold up the whole node.
 // Without systemd it does nothing.

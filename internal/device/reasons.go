@@ -127,10 +127,10 @@ var explanations = []Explanation{
 	},
 	{
 		Reason:  DeviceUnhealthy,
-		Meaning: "enough devices are free, but too few of them are healthy",
+		Meaning: "too few healthy devices are free, or the pod's own device is unhealthy or unlisted",
 		Remedy:  "check the plugin and the device",
 		Section: "runbook.md#devmgrddevicesunhealthy",
-		ends:    "a device of %s becomes healthy, or is released by another pod",
+		ends:    "a device of %s becomes healthy, is listed again, or is released by another pod",
 	},
 	{
 		Reason:  DeviceBusy,
@@ -155,7 +155,7 @@ var explanations = []Explanation{
 	},
 	{
 		Reason:  DevicesUnknown,
-		Meaning: "the state file was lost, and running containers' stamps hold digests of long device lists. devmgrd assigns no device of the resource until they end",
+		Meaning: "the state file was lost, and the devices of running containers cannot be told. devmgrd assigns no device of the resource until they end",
 		Remedy:  "the log names them (`container runs with unknown devices`): end their pods, or wait",
 		Section: "runbook.md#devmgrdstatefiledamaged",
 		ends:    "the containers with unknown devices of %s end: devmgrd's log names them",
@@ -179,7 +179,7 @@ var explanations = []Explanation{
 		Meaning: "the scheduler has chosen a device before it saw its cordon",
 		Remedy:  "`devmgrd uncordon`, or delete the pod",
 		Section: "dra.md#a-pod-that-waits",
-		ends:    "the device of %s is uncordoned",
+		ends:    "the device of %s is uncordoned, or its suspension ends",
 	},
 	{
 		Reason:  AssignmentConflict,

@@ -120,18 +120,19 @@ type Resources struct {
 
 // A ResourceStatus is one resource and its devices, counted.
 type ResourceStatus struct {
-	Offer     *Offer              // of its plugin; nil: there is none
-	States    map[DeviceState]int // number of devices by state; nil: only cordons are known
-	Unlisted  int                 // devices in use that the plugin does not list
-	Awaited   Pod                 // the oldest pod that waits and may be assigned any free device, so that none is claimable; empty: there is none
-	Refused   []ID                // devices that the plugin refuses, in or out of service; ascending
-	Withdrawn map[ID]bool         // those of Cordoned that no pod has
-	Cordoned  map[ID]Cordon       // all cordoned devices; shared, never changed
-	Capacity  int                 // as the allocator counts it; package nodestatus decides what the Node shows, and when
-	Requested int                 // by pods bound to the node, including those that the kubelet has not admitted yet
+	Offer        *Offer              // of its plugin; nil: there is none
+	States       map[DeviceState]int // number of devices by state; nil: only cordons are known
+	Unlisted     int                 // devices in use that the plugin does not list
+	Awaited      Pod                 // the oldest pod that waits and may be assigned any free device, so that none is claimable; empty: there is none
+	Refused      []ID                // devices that the plugin refuses, in or out of service; ascending
+	OutOfService map[ID]bool         // those of Cordoned that no pod has
+	Cordoned     map[ID]Cordon       // by operators and by devmgrd (suspended, refused); shared, never changed
+	Capacity     int                 // as the allocator counts it; package nodestatus decides what the Node shows, and when
+	Requested    int                 // by pods bound to the node, including those that the kubelet has not admitted yet
 }
 
-// Counted reports whether the Node shows the resource: its plugin has reported devices, in this or an earlier process.
+// Counted reports whether a number counts for the resource: its plugin has reported devices, in this or an earlier process. The Node does not
+// show that of a resource in ResourceSlices.
 func (s ResourceStatus) Counted() bool { return s.Offer != nil && s.Offer.Reported }
 
 // Offers returns the offers of all resources that have one.
@@ -145,12 +146,12 @@ func (rs Resources) Offers() map[ResourceName]Offer {
 	return all
 }
 
-// Capacity returns the capacity of all resources that the Node shows.
+// Capacity returns the capacity of all Counted resources.
 func (rs Resources) Capacity() map[ResourceName]int {
 	return rs.numbers(func(s ResourceStatus) int { return s.Capacity })
 }
 
-// Requested returns the requests of all resources that the Node shows.
+// Requested returns the requests of all Counted resources.
 func (rs Resources) Requested() map[ResourceName]int {
 	return rs.numbers(func(s ResourceStatus) int { return s.Requested })
 }
@@ -179,7 +180,7 @@ const (
 	StateWithheld    DeviceState = "withheld"    // it may be in use under an ID that is no longer listed
 	StateQuarantined DeviceState = "quarantined" // a container has it that the state file does not record
 	StateReleasing   DeviceState = "releasing"   // its pod has ended, and it is not proved free yet
-	StateBusy        DeviceState = "busy"        // likewise, and its proof takes longer than a moment or has failed
+	StateBusy        DeviceState = "busy"        // likewise, and its proof has failed, or has not begun after 2 s
 )
 
 // A DeviceStatus is one device and its state.

@@ -27,7 +27,7 @@ type figures struct {
 	peak      int // the most that the Node has shown in the last 30 s
 	least     int // the Node's value until all pods are listed, when nothing falls
 	known     int // after an outage, the number that others know: devmgrd's latest, or the Node's; negative: none, or there was no outage
-	found     int // upper bound for 30 s after devmgrd's start, unless bound pods request more: the value found on the Node, or devmgrd's latest if higher. 0: no bound
+	found     int // ceiling for 30 s after devmgrd's start, unless bound pods request more: the value found on the Node, or devmgrd's latest if higher. 0: no ceiling
 }
 
 // due is the number that counts now, if nothing else is waited for.

@@ -25,7 +25,7 @@ const (
 // HorizontalPodAutoscaler: a rise counts at once, and a fall leads to the highest value wanted within the window. The window
 // grows beyond falls that a rise soon reverts, so a device that flaps with any period up to longest costs few falls.
 //
-// Two falls are certain, and the window does not delay them: cordoned devices count in what a stabilizer is asked, so that a cordon is no fall there, and the number of a resource
+// Two falls are certain, and the window does not delay them: cordoned devices are added before and subtracted after, so that a cordon lowers the number at once, and the number of a resource
 // whose plugin counts as lost falls at once, every betweenFalls at most.
 //
 // A stabilizer reads no clock: its caller passes the time, which never runs backwards.
@@ -161,7 +161,7 @@ type certain struct {
 func certainOf(resources device.Resources) certain {
 	sure := certain{map[device.ResourceName]int{}, map[device.ResourceName]bool{}}
 	for r, s := range resources.ByName {
-		sure.out[r] = len(s.Withdrawn)
+		sure.out[r] = len(s.OutOfService)
 		sure.lost[r] = s.Offer != nil && s.Offer.State == device.Lost
 	}
 	return sure

@@ -88,7 +88,7 @@ func (p *plugin) addDevices(ctx context.Context, adj *api.ContainerAdjustment, i
 	case p.pods == nil || pod.GetAnnotations()[sourceKey] == "":
 		return foreignClaims(ctr) // no annotation, no demand
 	}
-	st, err := p.claim(ctx, id, c, !local)
+	st, err := p.ask(ctx, id, c, !local)
 	no, _ := errors.AsType[*device.Refusal](err)
 	switch {
 	case err != nil && !fromAPI(pod) && no != nil && no.Reason == device.UnknownPod:
@@ -171,9 +171,9 @@ func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id de
 	return fits(pod, ctr, adj)
 }
 
-// claim claims a container in the allocator. It reads a pod that the watch has not reported from the API server, once, and waits
+// ask asks the allocator about a container. It reads a pod that the watch has not reported from the API server, once, and waits
 // for an allocation in progress for at most maxWait: all other containers of the node wait for the hook.
-func (p *plugin) claim(ctx context.Context, id device.Pod, c device.Running, mayRead bool) (device.Readiness, error) {
+func (p *plugin) ask(ctx context.Context, id device.Pod, c device.Running, mayRead bool) (device.Readiness, error) {
 	st := p.allocator.RuntimeCreating(ctx, c)
 	if st.State == device.Unknown && mayRead {
 		read, cancel := context.WithTimeout(ctx, liveRead)

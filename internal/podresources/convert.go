@@ -99,7 +99,7 @@ func allocatable(resources device.Resources) []byte {
 			continue
 		}
 		for _, d := range status.Offer.Inventory.Devices {
-			if d.Healthy && !status.Withdrawn[d.ID] {
+			if d.Healthy && !status.OutOfService[d.ID] {
 				all.add(r, d.ID, d.NUMA)
 			}
 		}

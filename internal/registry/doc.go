@@ -104,7 +104,7 @@
 // # Promises
 //
 //   - A refused registration changes nothing, and none is refused for a passing reason.
-//   - Only the current registration counts. Messages of an older stream, and its end, change nothing.
+//   - Only the current registration counts. Messages of another stream, and its end, change only what its plugin has in reserve.
 //   - No stream feeds two resources. Known gap: a stream does not name its resource, so a plugin that serves another resource on its old socket
 //     feeds the former one until it registers the other.
 //   - Inventories are sorted, without duplicates, immutable, and shared between readers.

@@ -7,6 +7,9 @@ import (
 	"golang.org/x/time/rate"
 )
 
+// Courtesy is the time that a plugin has to register after it has created its socket.
+const Courtesy = courtesy
+
 // SetRegisterTimeout shortens the time that a plugin has to answer when it registers. It is called before Run.
 func (r *Registry) SetRegisterTimeout(d time.Duration) { r.registerTimeout = d }
 

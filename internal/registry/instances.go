@@ -114,8 +114,8 @@ func (l *registration) recorded() device.Quota {
 	return l.quota
 }
 
-// useLocked makes a registration in reserve the current one. Its list has the dates of a time at which the former one may have served: it is dated again,
-// once for each list that a plugin sends at most.
+// useLocked makes a registration in reserve the current one. The dates of its list may be older than the former one's list: it is dated again, and so
+// is its next list.
 func (r *Registry) useLocked(s *resourceState, l *registration) {
 	s.reserve = slices.DeleteFunc(s.reserve, func(other *registration) bool { return other == l })
 	former := s.deviceList

@@ -34,7 +34,7 @@ const (
 )
 
 // A registration is a plugin's claim to serve a resource, until another registration replaces it. It follows the plugin's
-// ListAndWatch stream, and dials the plugin again when the stream ends. The Registry ignores registrations that were replaced.
+// ListAndWatch stream, and dials the plugin again when the stream ends. A registration that was replaced stays in reserve, if its plugin can be reached.
 type registration struct {
 	id       uint64 // in order of arrival
 	resource device.ResourceName

@@ -227,7 +227,7 @@ func (r *Registry) withdraw(l *registration) {
 	}
 }
 
-// dropSocketLocked ends the current plugin of a resource, and reports whether the plugin was serving. Unless one in reserve takes its place, its registration
+// dropSocketLocked ends the current plugin of a resource, and reports whether the resource has lost a serving plugin. Unless one in reserve takes its place, its registration
 // has number 0: each other one is newer.
 func (r *Registry) dropSocketLocked(s *resourceState, lack string) (served bool) {
 	s.registration.cancel()

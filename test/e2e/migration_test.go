@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fsnotify/fsnotify"
 	"google.golang.org/grpc"
@@ -70,6 +71,7 @@ func TestMigration_Import_PodsRunOn(t *testing.T) {
 	}
 
 	numbers := r.watchNumbers(node.SampleResource)
+	began := time.Now()
 	r.must(r.Kubelet.Stop(stopLimit))
 	now := int64(0)
 	r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, "gone", metav1.DeleteOptions{GracePeriodSeconds: &now})) // its container runs on
@@ -112,6 +114,7 @@ func TestMigration_Import_PodsRunOn(t *testing.T) {
 
 	r.must(r.StartDevmgrd(r.ctx))
 	r.must(r.Kubelet.Start(r.ctx))
+	away := time.Since(began)
 	r.must(r.WaitShown(r.soon(), gpu, 4))
 	r.run("plain", "", 0) // the kubelet has taken up its pods, and makes new ones
 	r.until("the kubelet has ended what is gone, and its device is free", func() bool { return r.inState(gpu, "assigned") == 2 })
@@ -127,6 +130,7 @@ func TestMigration_Import_PodsRunOn(t *testing.T) {
 	for _, resource := range []string{node.SampleResource, gpu} {
 		r.until("the plugin of "+resource+" serves", func() bool { return r.metric(`devmgrd_plugin_up{resource_name="`+resource+`"}`) == 1 })
 	}
+	t.Logf("the kubelet was away for %s, and the plugins served %s after its end", away, time.Since(began))
 	if data, err := os.ReadFile(kubeletFile); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the kubelet has devices: %s (%v)", data, err)
 	}

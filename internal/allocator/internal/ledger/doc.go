@@ -1,15 +1,15 @@
 // Package ledger records which pod has which device. It has no I/O, and no lock but the one of what a Listing remembers. It belongs to the
 // allocator, which knows the pods and decides when devices are held and released. Package placement plans with it.
 //
-// A Ledger has one Resource for each resource. Only methods of the Ledger change one: the exported methods of a Resource and of its Listing
-// read, and a plan that changed the ledger would not compile.
+// A Ledger has one Resource for each resource. Only methods of the Ledger change which pod has a device: the exported methods of a Resource and of
+// its Listing read, and a plan that changed the ledger would not compile.
 //
 //	state        the device is                                          enters by           leaves by
 //	free         listed, usable, not taken, not withheld                what follows        Hold → held
 //	held         set aside for a pod whose attempt is under way         Hold                EndHold → free, quarantined; a commit → assigned
-//	assigned     a pod's by the state file                              a commit, Recall    Releasing → releasing
+//	assigned     a pod's by the state file                              a commit, Recall    Releasing → releasing; Release, EndHold → free
 //	releasing    an ended pod's, and the proof that it is free is due   Releasing           Release → free; Releasing → busy, assigned
-//	busy         likewise, and the proof has not come within a moment   Releasing           Release → free; Releasing → releasing, assigned
+//	busy         likewise, and the proof has failed, or is late           Releasing           Release → free; Releasing → releasing, assigned
 //	quarantined  that of a container that runs, without an assignment   Quarantine          EndQuarantine → free; Hold of its pod → held
 //	withheld     perhaps one in use under an ID that is not listed      Withhold            Withhold → free
 //	unusable     unhealthy or cordoned                                  Accept, SetListing  Accept, SetListing → free

@@ -23,7 +23,8 @@ type Allocator interface {
 	Freed(device.ResourceName)
 }
 
-// A Ledger records who has which devices. All changes are methods of the Ledger, which must not run at the same time.
+// A Ledger records who has which devices. Its methods must not run at the same time. The allocator itself drops Resources that nothing needs, Conflicting
+// containers, and failures that have ended.
 type Ledger struct {
 	Resources   map[device.ResourceName]*Resource // that are offered, in use or requested
 	Quarantined containers.Devices                // of running containers, unless the state file assigns them to their pods
@@ -176,7 +177,7 @@ func (l *Ledger) EndHold(pod device.PodUID, held Devices) {
 	l.resolveDisputes()
 }
 
-// Releasing records why devices of a pod that has ended are not free yet; nil: the pod is back.
+// Releasing records why devices of a pod that has ended are not free yet; nil: the pod is back, or its proof begins afresh.
 func (l *Ledger) Releasing(pod device.PodUID, ds Devices, why *device.Release) {
 	for name, ids := range ds {
 		r := l.Of(name)

@@ -25,8 +25,8 @@ type draft struct {
 	running  []device.ID    // devices of the pod's containers that only their stamps name; ascending
 }
 
-// claim takes a device, if it is left, out of the draft: no later container may choose it.
-func (s *draft) claim(id device.ID) {
+// chooseID takes a device out of the draft, if it is left: no later container of the draft may choose it.
+func (s *draft) chooseID(id device.ID) {
 	if i, listed := s.resource.Listing().At(id); listed && s.left.Has(i) {
 		s.choose(i)
 	}

@@ -390,12 +390,12 @@ func (p *planner) draft(on drafts, r device.ResourceName) *draft {
 		if s.resource != nil {
 			s.left = s.resource.Free()
 			for _, id := range p.chosen[r] {
-				s.claim(id)
+				s.chooseID(id)
 			}
 			if p.avoid {
 				before := s.chosen
 				for id := range s.resource.Refused() {
-					s.claim(id)
+					s.chooseID(id)
 				}
 				s.avoided = s.chosen - before
 			}
