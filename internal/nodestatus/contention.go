@@ -1,7 +1,6 @@
 package nodestatus
 
 import (
-	"maps"
 	"slices"
 	"time"
 
@@ -78,9 +77,9 @@ func (v *contention) share(all map[device.ResourceName]bool) (added []device.Res
 	return added
 }
 
-// shared returns the resources that the kubelet's device manager has too, ascending.
-func (v *contention) shared() []device.ResourceName {
+// shared returns the resources that the kubelet's device manager has too, in a map that never changes.
+func (v *contention) shared() map[device.ResourceName]bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return slices.Sorted(maps.Keys(v.kubelets))
+	return v.kubelets
 }

@@ -85,15 +85,15 @@ func (s nodeState) differences(want map[device.ResourceName]int) map[device.Reso
 // quantities are the values that a patch sets; nil: the patch removes the resource from the Node.
 type quantities map[device.ResourceName]*int
 
-// step returns the next patch on the way to diff, and how long to wait if there is none. A capacity is not lowered directly:
-// step removes it from the Node first and restores the lower value after a rest, whose remaining time rest returns. Without a
+// step returns the next patch on the way to diff, and how long to wait if there is none. An allocatable is not lowered directly:
+// step removes the resource from the Node first and restores the lower value after a rest, whose remaining time rest returns. Without a
 // value the scheduler stops binding pods, and a pod that it has just bound reaches a kubelet that does not check a resource
 // which the Node does not show. With a lower value the kubelet would fail that pod permanently.
 func (s nodeState) step(diff map[device.ResourceName]int, rest func(device.ResourceName) time.Duration) (next quantities, wait time.Duration) {
 	next = quantities{}
 	for r, n := range diff {
 		switch left := rest(r); {
-		case s.shows(r) && n < max(s.capacity[r], s.allocatable[r]):
+		case n < s.allocatable[r]:
 			next[r] = nil
 		case left > 0 && !s.shows(r):
 			if wait == 0 || left < wait {

@@ -114,12 +114,14 @@ func (d *decider) following(want map[device.ResourceName]int) map[device.Resourc
 }
 
 // last returns the patch at the end: the values of resources that have just been withdrawn. What the Node still shows does not fall: the
-// patch that was to withdraw it may have failed.
+// patch that was to withdraw it may have failed. A kubelet that has the resource fails the pods in any case.
 func (d *decider) last(s situation, now time.Time) quantities {
 	want, _ := d.wanted(s, now)
 	patch := quantities{}
 	for r, n := range d.following(want) {
-		n = max(n, s.node.capacity[r])
+		if !s.shared[r] {
+			n = max(n, s.node.capacity[r])
+		}
 		patch[r] = &n
 	}
 	return patch

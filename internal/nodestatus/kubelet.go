@@ -2,6 +2,8 @@ package nodestatus
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -23,7 +25,7 @@ func (p *Publisher) sharedWithKubelet(capacity map[device.ResourceName]int, mana
 
 // Limits returns the resources that the kubelet manages too.
 func (p *Publisher) Limits() []device.Limit {
-	all := p.contention.shared()
+	all := slices.Sorted(maps.Keys(p.contention.shared()))
 	if len(all) == 0 {
 		return nil
 	}

@@ -1,8 +1,11 @@
 package nodestatus_test
 
 import (
+	"context"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube/kubetest"
@@ -48,5 +51,71 @@ func TestKubeletManagesIt_NoFreeDeviceIsPublished(t *testing.T) {
 	}
 	if n := series(t, registry, "devmgrd_node_capacity_contested"); n != 0 {
 		t.Errorf("%d resources are still contested", n)
+	}
+}
+
+// A kubelet that has a resource writes its own values with each status. devmgrd's follow in one patch each, since allocatable rises, and nothing is
+// reported a second time.
+func TestKubeletManagesIt_WritesItsOwnValues_NumberOfPodsFollows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const gpu device.ResourceName = "a.example/gpu"
+		api := kubetest.NewInMemory(t)
+		theirs := func() {
+			api.Put(node(map[string]string{string(gpu): "4"}, map[string]string{string(gpu): "0"}))
+		}
+		theirs()
+		v := newView(quantities{gpu: 4})
+		v.bind(quantities{gpu: 1})
+		v.setKubelets(gpu)
+		p, _ := publish(t, api, v)
+		for range 5 {
+			untilShows(t, api, map[string]string{string(gpu): "1/1"})
+			synctest.Wait()
+			theirs()
+			time.Sleep(time.Second)
+		}
+		untilShows(t, api, map[string]string{string(gpu): "1/1"})
+		synctest.Wait()
+		if err := p.Check(); err != nil || len(v.alarms()) != 1 {
+			t.Errorf("check: %v, alarms: %v", err, v.alarms())
+		}
+		if n := len(api.Patches()); n != 6 {
+			t.Errorf("%d patches: %q", n, api.Patches())
+		}
+	})
+}
+
+// A pod that is bound past the scheduler may ask for any number.
+func TestKubeletManagesIt_PodAsksForMore_NumberIsThatOfDevices(t *testing.T) {
+	t.Parallel()
+	const gpu device.ResourceName = "a.example/gpu"
+	api := kubetest.New(t)
+	api.Put(node(map[string]string{string(gpu): "4"}, map[string]string{string(gpu): "0"}))
+	v := newView(quantities{gpu: 4})
+	v.bind(quantities{gpu: 1000})
+	v.setKubelets(gpu)
+	p, _ := publish(t, api, v)
+	untilSettled(t, p)
+	untilShows(t, api, map[string]string{string(gpu): "4/4"})
+}
+
+// What devmgrd restores when it ends is that lower number, too.
+func TestKubeletManagesIt_EndsWhileItIsWithdrawn_NumberOfPodsIsShown(t *testing.T) {
+	t.Parallel()
+	const gpu device.ResourceName = "a.example/gpu"
+	api := kubetest.New(t)
+	api.Put(node(map[string]string{string(gpu): "4"}, map[string]string{string(gpu): "4"}))
+	v := newView(quantities{gpu: 4})
+	v.bind(quantities{gpu: 1})
+	v.setKubelets(gpu)
+	p, _ := newPublisher(t, api, v)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	kubetest.Until(t, "it is off the Node", func() bool { _, is := shows(api)[string(gpu)]; return !is })
+	stop()
+	<-done
+	if got := shows(api)[string(gpu)]; got != "1/1" {
+		t.Errorf("the Node shows %s", got)
 	}
 }

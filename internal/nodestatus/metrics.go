@@ -1,6 +1,7 @@
 package nodestatus
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -61,7 +62,7 @@ func (m *metrics) Describe(c chan<- *prometheus.Desc) {
 
 // Collect is part of prometheus.Collector. It reports only resources of the View, so that no old series remains.
 func (m *metrics) Collect(c chan<- prometheus.Metric) {
-	all := append(m.contention.contested(), m.contention.shared()...)
+	all := slices.AppendSeq(m.contention.contested(), maps.Keys(m.contention.shared()))
 	slices.Sort(all)
 	for _, r := range slices.Compact(all) {
 		c <- prometheus.MustNewConstMetric(m.contested, prometheus.GaugeValue, 1, string(r))

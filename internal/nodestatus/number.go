@@ -18,8 +18,8 @@ import (
 //	        or in the 30 s after devmgrd's start:
 //	        min( stable, max( found, bound ) )                          no such rise
 //
-// The kubelet fails new pods of a resource that it manages too (situation.shared). The number of such a resource is bound, which a restarting kubelet needs for
-// the pods that devmgrd has. If that is 0, the kubelet's capacity with an allocatable of 0 may stay.
+// The kubelet fails new pods of a resource that it manages too (situation.shared). The number of such a resource is min( bound, capacity ), which a restarting kubelet needs
+// for the pods that devmgrd has. If that is 0, the kubelet's capacity with an allocatable of 0 may stay.
 type figures struct {
 	capacity  int // the View's: usable devices and those in use, and at least the requests of admitted pods
 	requested int // by pods that are bound
@@ -65,7 +65,7 @@ func (d *decider) wanted(s situation, now time.Time) (want map[device.ResourceNa
 	want = make(map[device.ResourceName]int, len(s.capacity))
 	for r, n := range s.capacity {
 		if s.shared[r] {
-			n := s.requested[r]
+			n := min(s.requested[r], n)
 			none := n == 0 && s.node.shows(r) && s.node.allocatable[r] == 0 // in effect
 			if s.listed && !none {
 				want[r] = n

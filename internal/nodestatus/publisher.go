@@ -221,7 +221,9 @@ func (p *Publisher) publish(ctx context.Context) {
 			next.again = loops.Earliest(next.again, at.Add(kubeletInterval))
 		}
 		for _, r := range next.overwritten {
-			p.reportContention(r, next.want[r], node)
+			if !now.shared[r] { // has been reported
+				p.reportContention(r, next.want[r], node)
+			}
 		}
 		p.expect(decider.following(next.want))
 		switch {
@@ -321,7 +323,7 @@ func (p *Publisher) restore(ctx context.Context, d *decider) {
 	resources, now := p.cfg.View.Resources(), time.Now()
 	capacity, _ := p.split(resources.Capacity(), node, d)
 	patch := d.last(situation{
-		node: node, capacity: capacity, certain: certainOf(resources), requested: resources.Requested(), listed: resources.PodsListed, began: p.cfg.Began, back: p.watch.Back(now),
+		node: node, capacity: capacity, certain: certainOf(resources), requested: resources.Requested(), listed: resources.PodsListed, shared: p.contention.shared(), began: p.cfg.Began, back: p.watch.Back(now),
 	}, now)
 	if len(patch) == 0 {
 		return

@@ -199,8 +199,7 @@ func untilShows(t *testing.T, api *kubetest.Server, want map[string]string) {
 // publish runs a Publisher until the test ends.
 func publish(t *testing.T, api *kubetest.Server, v *view) (*nodestatus.Publisher, *prometheus.Registry) {
 	t.Helper()
-	registry := prometheus.NewRegistry()
-	p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Notifier: v, Cordons: v, Components: v.components, Ignored: func(r device.ResourceName) bool { return r == "a.example/ignored" }, KubeletManages: v.kubeletManages, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: registry})
+	p, registry := newPublisher(t, api, v)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -220,6 +219,11 @@ func publish(t *testing.T, api *kubetest.Server, v *view) (*nodestatus.Publisher
 		}
 	})
 	return p, registry
+}
+
+func newPublisher(t *testing.T, api *kubetest.Server, v *view) (*nodestatus.Publisher, *prometheus.Registry) {
+	registry := prometheus.NewRegistry()
+	return nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Notifier: v, Cordons: v, Components: v.components, Ignored: func(r device.ResourceName) bool { return r == "a.example/ignored" }, KubeletManages: v.kubeletManages, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: registry}), registry
 }
 
 // series counts the series of a metric.
