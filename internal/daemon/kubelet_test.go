@@ -8,7 +8,9 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
@@ -41,7 +43,7 @@ func entryOf(r device.ResourceName, answer []byte) checkpoint.Entry {
 	return checkpoint.Entry{Container: mainOfPod, Resource: r, Devices: []device.Device{{ID: "7"}}, Answer: answer}
 }
 
-// What the kubelet has assigned counts, but for resources that stay with it. A file that it would not write is not believed.
+// What the kubelet has assigned counts, but for resources that stay with it. A damaged file does not replace one that was read.
 func TestKubelet_File_IsReadWhenItChanges(t *testing.T) {
 	t.Parallel()
 	k, write := kubeletFile(t)
@@ -57,8 +59,11 @@ func TestKubelet_File_IsReadWhenItChanges(t *testing.T) {
 	if err := os.WriteFile(k.path, []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := k.containers(); len(got) != 0 {
-		t.Errorf("of a damaged file: %v", got)
+	if got := k.containers(); len(got) != 1 {
+		t.Errorf("once the file is damaged: %v", got)
+	}
+	if all := k.limits(); len(all) != 1 || !strings.Contains(all[0].Text, "cannot read "+k.path) {
+		t.Errorf("limits of a damaged file: %v", all)
 	}
 	var c config.Config
 	c.Plugins.KubeletDir, c.Plugins.SocketDir = "/same", "/same"
@@ -68,7 +73,7 @@ func TestKubelet_File_IsReadWhenItChanges(t *testing.T) {
 }
 
 // The kubelet has a resource while a plugin is registered, and five minutes longer; and while a pod has devices by it. Pods that have ended it forgets
-// when it is asked, which happens once.
+// when it is asked: in memory, and in its file when it writes that for another reason. A kubelet that restarts reads the file.
 func TestKubelet_Manages_UntilItHasForgotten(t *testing.T) {
 	t.Parallel()
 	k, write := kubeletFile(t)
@@ -76,30 +81,40 @@ func TestKubelet_Manages_UntilItHasForgotten(t *testing.T) {
 	var failure error
 	asked := 0
 	k.ask = func(context.Context) (map[device.ResourceName]bool, error) { asked++; return used, failure }
-	entries := []checkpoint.Entry{entryOf(gpu, nil), entryOf(nic, nil)}
+	const theirs device.ResourceName = "theirs.example/nic"
+	entries := []checkpoint.Entry{entryOf(gpu, nil), entryOf(nic, nil), entryOf(theirs, nil)}
 	registered := map[device.ResourceName][]device.ID{gpu: {}}
 	hook := make(chan struct{}) // which reads meanwhile
 	go func() {
 		defer close(hook)
 		for range 100 {
 			k.containers()
+			k.limits()
 		}
 	}()
+	again := func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.last.at = time.Time{}
+	}
 	steps := []struct {
 		about string
 		do    func()
 		has   []device.ResourceName
 		asked int
+		limit string
 	}{
-		{"no file", func() {}, nil, 0},
-		{"a plugin without healthy devices", func() { write(checkpoint.File{Healthy: registered}) }, []device.ResourceName{gpu}, 0},
-		{"a pod, and no answer", func() { failure = errors.New("away"); write(checkpoint.File{Healthy: registered, Entries: entries}) }, []device.ResourceName{gpu, nic}, 1},
-		{"a pod has devices", func() { failure, used = nil, map[device.ResourceName]bool{nic: true, gpu: true} }, []device.ResourceName{gpu, nic}, 1},
-		{"the plugin is forgotten", func() { write(checkpoint.File{Entries: entries}) }, []device.ResourceName{gpu, nic}, 1},
-		{"one pod has ended", func() { used = map[device.ResourceName]bool{nic: true} }, []device.ResourceName{nic}, 1},
-		{"all pods have ended", func() { used = nil }, nil, 1},
-		{"all is known", func() {}, nil, 0},
-		{"another file", func() { write(checkpoint.File{Entries: entries[:1]}) }, nil, 1},
+		{"no file", func() {}, nil, 0, ""},
+		{"a plugin without healthy devices", func() { write(checkpoint.File{Healthy: registered}) }, []device.ResourceName{gpu}, 0, ""},
+		{"a pod with devices of a resource that stays with the kubelet", func() { write(checkpoint.File{Entries: entries[2:]}) }, nil, 0, ""},
+		{"pods, and no answer", func() { failure = errors.New("away"); write(checkpoint.File{Healthy: registered, Entries: entries}) }, []device.ResourceName{gpu, nic}, 1, "away"},
+		{"at once again", func() {}, []device.ResourceName{gpu, nic}, 0, "away"},
+		{"the pods have devices", func() { again(); failure, used = nil, map[device.ResourceName]bool{nic: true, gpu: true} }, []device.ResourceName{gpu, nic}, 1, ""},
+		{"they have ended, before the kubelet writes its file", func() { again(); used = map[device.ResourceName]bool{nic: true} }, []device.ResourceName{gpu, nic}, 1, ""},
+		{"the plugin is forgotten", func() { write(checkpoint.File{Entries: entries}) }, []device.ResourceName{nic}, 1, "[vendor.example/gpu]"},
+		{"all pods have ended", func() { again(); used = nil }, nil, 1, "[vendor.example/gpu vendor.example/nic]"},
+		{"the kubelet has restarted", func() { again(); used = map[device.ResourceName]bool{gpu: true} }, []device.ResourceName{gpu}, 1, "[vendor.example/nic]"},
+		{"another file", func() { write(checkpoint.File{}) }, nil, 0, ""},
 	}
 	t.Cleanup(func() { <-hook })
 	for _, s := range steps {
@@ -107,6 +122,9 @@ func TestKubelet_Manages_UntilItHasForgotten(t *testing.T) {
 		before := asked
 		if got := slices.Sorted(maps.Keys(k.manages(t.Context()))); !slices.Equal(got, s.has) || asked-before != s.asked {
 			t.Errorf("%s: the kubelet has %v, want %v; asked %d times, want %d", s.about, got, s.has, asked-before, s.asked)
+		}
+		if all := k.limits(); (s.limit != "") != (len(all) == 1) || len(all) == 1 && !strings.Contains(all[0].Text, s.limit) {
+			t.Errorf("%s: limits: %v", s.about, all)
 		}
 	}
 }

@@ -55,6 +55,9 @@ func (d *daemon) addSurfaces() error {
 		if d.podStatus != nil {
 			all = slices.Concat(all, d.podStatus.Limits())
 		}
+		if d.kubelet != nil {
+			all = slices.Concat(all, d.kubelet.limits())
+		}
 		return all
 	}
 	commands, resources := admin.New(operator), podresources.New(queries)
