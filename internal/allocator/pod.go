@@ -14,6 +14,7 @@ import (
 type pod struct {
 	demand    device.PodDemand
 	newDemand *device.PodDemand // while allocating: its current demand, if it has changed
+	newest    []device.Demand   // as last reported; nil: those of demand
 	bound     time.Time         // when the allocator first heard of the pod
 	sighting
 	saved    bool // in the state file, possibly with another demand
@@ -237,9 +238,10 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	}
 	// A pod's requests never change, but the part that devmgrd serves may, until it has been served: the
 	// scheduler may give a resource to a DRA driver, and after a restart other resources may be ignored.
+	p.newest = d.Demands
 	switch {
 	case p.demand.Equal(d):
-		p.newDemand = nil
+		p.newDemand, p.newest = nil, nil
 	case len(p.assigned) > 0 || p.phase == returned:
 	case p.phase == allocating:
 		p.newDemand = &d

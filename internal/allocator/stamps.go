@@ -28,26 +28,45 @@ const (
 	maxSaidID = 1 << 10
 )
 
+// A request is what a container requests: by the demand by which its pod has been assigned devices, and by the newest one. A resource that was ignored until a
+// restart is only in the newest.
+type request []device.Demand
+
 // requestedLocked returns what a container requests; false: that is not known.
-func (a *Allocator) requestedLocked(c device.Container) (device.Demand, bool) {
+func (a *Allocator) requestedLocked(c device.Container) (all request, known bool) {
 	p := a.pods[c.Pod]
 	if p == nil || p.recalled { // a state file may be an old copy
-		return device.Demand{}, false
+		return nil, false
 	}
-	d, _ := p.demand.Of(c.Name)
-	return d, !placement.Unread(d)
+	for _, demands := range [][]device.Demand{p.demand.Demands, p.newest} {
+		d, _ := device.PodDemand{Demands: demands}.Of(c.Name)
+		if placement.Unread(d) {
+			return nil, false
+		}
+		all = append(all, d)
+	}
+	return all, true
+}
+
+// has reports whether a container requests a resource.
+func (all request) has(r device.ResourceName) bool {
+	return slices.ContainsFunc(all, func(d device.Demand) bool { return d.Wants[r] > 0 })
 }
 
 // misfit returns why a container cannot have these devices by its request; empty: it can.
-func misfit(d device.Demand, r device.ResourceName, ids []device.ID) string {
-	unfixed := func(id device.ID) bool { return !slices.Contains(d.Fixed[r], id) }
-	switch n := d.Wants[r]; {
-	case n == 0:
-		return "it requests none of the resource"
-	case n != len(ids) && slices.ContainsFunc(ids, unfixed):
-		return fmt.Sprintf("it requests %d of the resource, not %d", n, len(ids))
+func (all request) misfit(r device.ResourceName, ids []device.ID) string {
+	why := "it requests none of the resource"
+	for _, d := range all {
+		unfixed := func(id device.ID) bool { return !slices.Contains(d.Fixed[r], id) }
+		switch n := d.Wants[r]; {
+		case n == 0:
+		case n != len(ids) && slices.ContainsFunc(ids, unfixed):
+			why = fmt.Sprintf("it requests %d of the resource, not %d", n, len(ids))
+		default:
+			return ""
+		}
 	}
-	return ""
+	return why
 }
 
 // A disbelief is what does not count of what a container says.
@@ -78,7 +97,7 @@ func (a *Allocator) log(no disbelief, c device.Container, id string, l *containe
 // believeLocked takes over what a container says it has, and reports whether anything of it counts. room is how many devices may still be recorded without a known
 // request.
 func (a *Allocator) believeLocked(r device.Running, l *containers.Container, own ledger.Index, room *int) (any bool) {
-	d, known := a.requestedLocked(r.Container)
+	requested, known := a.requestedLocked(r.Container)
 	var no disbelief
 	for _, resource := range slices.Sorted(maps.Keys(r.Stamp)) {
 		ids := r.Stamp[resource]
@@ -86,7 +105,7 @@ func (a *Allocator) believeLocked(r device.Running, l *containers.Container, own
 		switch {
 		case slices.Equal(a.ledger.Granted(r.Container, resource), ids): // as in the state file: no need to look at each device
 		case known:
-			if why = misfit(d, resource, ids); why == "" {
+			if why = requested.misfit(resource, ids); why == "" {
 				a.ledger.Quarantine(r.Container, resource, short(ids), own)
 			}
 		default:
@@ -100,7 +119,7 @@ func (a *Allocator) believeLocked(r device.Running, l *containers.Container, own
 	for resource, digest := range r.Digests {
 		switch ids := a.ledger.Granted(r.Container, resource); {
 		case len(ids) > 0 && device.Digest(ids) == digest:
-		case known && d.Wants[resource] == 0:
+		case known && !requested.has(resource):
 			no.add(resource, "it requests none of the resource")
 			continue
 		default:
@@ -168,11 +187,11 @@ func (a *Allocator) reviewSaidLocked(p *pod) {
 	uid, fit := p.demand.Pod.UID, map[string]map[device.ResourceName][]device.ID{}
 	for id, l := range a.running[uid] {
 		c := device.Container{Pod: uid, Name: l.Name}
-		d, known := a.requestedLocked(c)
+		requested, known := a.requestedLocked(c)
 		if !known || l.Said == nil && len(l.UnknownDevices) == 0 {
 			continue
 		}
-		fit[id] = a.doubtLocked(c, id, l, d)
+		fit[id] = a.doubtLocked(c, id, l, requested)
 		a.changedLocked()
 	}
 	own := ledger.Index{}
@@ -184,7 +203,7 @@ func (a *Allocator) reviewSaidLocked(p *pod) {
 }
 
 // doubtLocked drops what a container says it has and does not request. It returns what is left.
-func (a *Allocator) doubtLocked(c device.Container, id string, l *containers.Container, d device.Demand) map[device.ResourceName][]device.ID {
+func (a *Allocator) doubtLocked(c device.Container, id string, l *containers.Container, requested request) map[device.ResourceName][]device.ID {
 	var no disbelief
 	said := l.Said
 	l.Said = nil
@@ -193,7 +212,7 @@ func (a *Allocator) doubtLocked(c device.Container, id string, l *containers.Con
 		if paused {
 			a.unpauseLocked(l, r)
 		}
-		why := misfit(d, r, said[r])
+		why := requested.misfit(r, said[r])
 		if why == "" {
 			continue
 		}
@@ -205,7 +224,7 @@ func (a *Allocator) doubtLocked(c device.Container, id string, l *containers.Con
 		delete(said, r)
 	}
 	for _, r := range slices.Clone(l.UnknownDevices) { // by a digest
-		if d.Wants[r] == 0 {
+		if !requested.has(r) {
 			no.add(r, "it requests none of the resource")
 			a.unpauseLocked(l, r)
 		}

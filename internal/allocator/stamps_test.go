@@ -1,6 +1,7 @@
 package allocator_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -306,4 +307,74 @@ func TestSaid_NothingCounts_ContainerIsReported(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A pod has nic by devmgrd and gpu by the kubelet, with which gpu's plugin stayed until now. The record in the state file names nic only.
+func TestSaid_ResourceIsNoLongerIgnored_DeviceStaysThePods(t *testing.T) {
+	t.Parallel()
+	both := wants("side", device.App, nic, 1)
+	both.Wants[gpu] = 1
+	for name, now := range map[string][]device.Demand{
+		"in another container": {wants("side", device.App, nic, 1), app(gpu, 1)},
+		"in one container":     {both},
+	} {
+		for _, late := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, late %v", name, late), func(t *testing.T) {
+				run(t, func(r *harness) {
+					r.plugins.stock(nic, 1)
+					r.RuntimeSynced(nil, nil)
+					r.bind("a", wants("side", device.App, nic, 1))
+					r.expect("a", "side", "ready vendor.com/nic[d0]")
+					has, side := said("1", "a", now[len(now)-1].Container.Name, "d0"), running("2", "a", "side")
+					side.Stamp = device.Choice{nic: {"d0"}}
+					if has.Container.Name == "side" {
+						has.Stamp[nic], side = side.Stamp[nic], running("2", "a", "plain")
+					}
+					r.halt()
+					r.plugins.stock(gpu, 1)
+					r.start()
+					all := []device.PodDemand{pod("a", now...), pod("b", app(gpu, 1))}
+					if !late {
+						r.Replace(all)
+					}
+					for range 2 {
+						r.RuntimeSynced([]device.Running{has, side}, nil)
+						r.Bind(all[1])
+						r.expect("b", "main", "waiting NotEnoughDevices")
+						r.Replace(all)
+						r.expect("b", "main", "waiting NotEnoughDevices")
+						r.expect("a", "side", "ready vendor.com/nic[d0]")
+						r.check()
+					}
+					r.published(map[device.ResourceName]int{gpu: 1, nic: 1})
+					r.RuntimeStopped(has)
+					r.RuntimeStopped(side)
+					r.expect("b", "main", "ready vendor.com/gpu[d0]")
+				}, func(r *harness) { r.mute = true })
+			})
+		}
+	}
+}
+
+// A pod of the state file has its plugin asked before the API server has listed the pod.
+func TestSaid_ResourceIsNoLongerIgnoredDuringAnAttempt_DeviceStaysThePods(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", wants("side", device.App, nic, 1))
+		r.expect("a", "side", "waiting PluginMissing")
+		r.after(2 * time.Second) // a is on disk
+		r.halt()
+		r.plugins.stock(gpu, 1)
+		r.plugins.stock(nic, 1)
+		gate := make(chan struct{})
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error { <-gate; return nil })
+		r.start()
+		r.RuntimeSynced([]device.Running{said("1", "a", "main", "d0")}, nil)
+		r.after(time.Second)
+		r.Replace([]device.PodDemand{pod("a", wants("side", device.App, nic, 1), app(gpu, 1)), pod("b", app(gpu, 1))})
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		close(gate)
+		r.expect("b", "main", "waiting NotEnoughDevices")
+	}, func(r *harness) { r.mute = true })
 }

@@ -50,8 +50,10 @@ func (p *plugin) Synchronize(_ context.Context, listed []*api.PodSandbox, contai
 		r := running(pod, c)
 		present.addID(string(r.Container.Pod), c.GetPodSandboxId(), "") // the runtime may leave out a sandbox that it cannot reach
 		r.Stamp, r.Digests = p.says(pod, c, r.Container, &expandable, &copied)
-		if r.Stamp == nil && r.Digests == nil {
-			r.Stamp = kubelets[r.Container] // created before devmgrd came to the node, and not imported
+		for resource, ids := range kubelets[r.Container] { // created before devmgrd came to the node, and not imported
+			if _, sealed := r.Digests[resource]; !sealed && r.Stamp[resource] == nil {
+				r.Stamp = with(r.Stamp, resource, ids)
+			}
 		}
 		if at := c.GetCreatedAt(); at > 0 {
 			r.Made = time.Unix(0, at)
