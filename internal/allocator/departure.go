@@ -263,7 +263,7 @@ func (a *Allocator) departedLocked(p *pod, found evidence) bool {
 		a.scheduleWriteLocked(wait)
 	case p.departure.stage == quiet: // the Releaser reports a change, or the attempt of a pod that joins it ends
 	case a.cfg.Releaser != nil && a.cfg.Releaser.Running(uid): // its end reports a change; a pod that shares the devices waits for it
-	case p.departure.stage < quiet || !a.stillProvedLocked(p) || !a.running[uid].Bar(found.idle):
+	case p.departure.stage < quiet || !a.stillProvedLocked(p) || !a.barLocked(uid, found.idle):
 		a.scheduleWriteLocked(0) // a container was started, listed or stopped since the host was asked, or another pod has left a device
 	default:
 		return true
@@ -352,12 +352,22 @@ func (a *Allocator) releaseLeftoversLocked(found evidence) {
 		switch {
 		case wait > 0:
 			a.scheduleWriteLocked(wait)
-		case found.leftovers[uid] && a.running[uid].Bar(found.idle):
+		case found.leftovers[uid] && a.barLocked(uid, found.idle):
 			a.cfg.Log.Info("released devices of idle containers", "uid", uid)
-			delete(a.ledger.Conflicting, uid)
-			a.endQuarantineLocked(uid)
 		}
 	}
+}
+
+// barLocked bars a pod's containers, if all of them are proven idle, and reports whether they are. What they say they have no longer counts.
+func (a *Allocator) barLocked(uid device.PodUID, proven map[*containers.Container]bool) bool {
+	if !a.running[uid].Bar(proven) {
+		return false
+	}
+	delete(a.ledger.Conflicting, uid)
+	if a.ledger.Quarantined[uid] != nil {
+		a.endQuarantineLocked(uid)
+	}
+	return true
 }
 
 // addRunningLocked records a container that exists, or is about to.

@@ -106,6 +106,9 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		for _, choice := range containers {
 			for r, ids := range choice {
 				for _, id := range ids {
+					if resource := a.ledger.Resources[r]; resource == nil || !resource.Has(id, uid) {
+						return fmt.Errorf("device %s of %s is set aside for %s, which does not have it", id, r, uid)
+					}
 					if a.ledger.Resources[r].Quarantined(id) {
 						strays[key{r, id}] = uid
 					}

@@ -118,6 +118,52 @@ func TestIdleContainer_OfAPodThatWasReleased_HoldsNothing(t *testing.T) {
 	}
 }
 
+// The state file was lost. Once the container is barred, its pod may return or be planned again, and the resource may be forgotten.
+func TestIdleContainer_BarredAfterStateFileLost_HoldsNothing(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]func(*testing.T, *harness){
+		"the resource is forgotten": func(t *testing.T, r *harness) {
+			r.Drop("a")
+			r.after(time.Minute)
+			r.plugins.lose(gpu)
+			r.after(time.Second)
+			if _, err := r.Forget(gpu); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"the pod returns": func(_ *testing.T, r *harness) {
+			r.Drop("a")
+			r.after(time.Minute)
+			r.bind("b", app(gpu, 1))
+			r.bind("a", app(gpu, 1))
+			r.expect("b", "main", "ready vendor.com/gpu[d0]")
+			r.expect("a", "main", "ready vendor.com/gpu[d1]")
+		},
+		"the pod is planned again": func(_ *testing.T, r *harness) {
+			next := running("2", "a", "main")
+			r.RuntimeCreating(next)
+			r.RuntimeAborted(next)
+			r.Refused(next.Container, device.Wait{Reason: device.HostDeviceMissing, Message: "/dev/d0 is gone"}, true)
+			r.after(time.Minute)
+			r.expect("a", "main", "ready vendor.com/gpu[d1]")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(r *harness) {
+				r.plugins.stock(gpu, 2)
+				idle := running("1", "a", "main")
+				idle.Sandbox, idle.Idle, idle.Stamp = "sandbox", true, device.Choice{gpu: {"d0"}}
+				r.RuntimeSynced([]device.Running{idle}, nil)
+				r.bind("a", app(gpu, 1))
+				r.expect("a", "main", "ready vendor.com/gpu[d0]")
+				test(t, r)
+				r.RuntimeStopped(idle)
+				r.check()
+			}, func(r *harness) { r.mute = true })
+		})
+	}
+}
+
 func TestStart_OfAKnownContainer_Passes(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {

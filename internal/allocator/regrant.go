@@ -143,7 +143,7 @@ func (a *Allocator) moveLocked(p *pod, why device.Wait) {
 		proven := a.proveIdle(suspects)
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if p.phase == abandoned || p.newDemand != nil || !a.running[p.demand.Pod.UID].Bar(proven) {
+		if p.phase == abandoned || p.newDemand != nil || !a.barLocked(p.demand.Pod.UID, proven) {
 			a.failLocked(p, why, firstPause)
 			return
 		}

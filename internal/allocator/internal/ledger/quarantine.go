@@ -179,6 +179,9 @@ func (l *Ledger) EndQuarantine(pod device.PodUID) {
 	for _, choice := range l.Quarantined[pod] {
 		for name, ids := range choice {
 			r := l.Resources[name]
+			if r == nil {
+				continue
+			}
 			gone, _ := split(ids, r.Quarantined)
 			for _, id := range gone {
 				delete(r.quarantined, id)
