@@ -291,6 +291,21 @@ func TestSaid_LongListThatIsRequested_Counts(t *testing.T) {
 	}, func(r *harness) { r.mute = true })
 }
 
+// The state file is lost. The request of a pod beyond a limit names no devices: its next container does not start without them.
+func TestSaid_PodExceedsALimit_NextContainerWaits(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced([]device.Running{said("1", "a", "main", "d1")}, nil)
+		r.bind("a", device.Demand{Container: device.Container{Name: "main"}, Kind: device.App, Blocked: device.PodTooLarge, Mistake: "too many uses"})
+		if st := r.RuntimeCreating(running("2", "a", "main")); st.State != device.Waiting || st.Wait.Reason != device.PodTooLarge {
+			t.Errorf("the next container is answered %+v", st)
+		}
+		r.bind("a", app(gpu, 1)) // other pods have ended
+		r.expect("a", "main", "ready vendor.com/gpu[d1]")
+	}, func(r *harness) { r.mute = true })
+}
+
 // A container of which nothing counts runs without its devices.
 func TestSaid_NothingCounts_ContainerIsReported(t *testing.T) {
 	t.Parallel()

@@ -68,6 +68,7 @@ func TestPlan_DevicesChosenByTheScheduler(t *testing.T) {
 		"a mistake of a running pod":               {gpu: "a b", pod: []string{"main gpu:b"}, mistake: device.NoClaim, runs: map[string]device.Choice{"main": {gpu: {"b"}}}, want: "main gpu:b"},
 		"the plugin of a running pod's device has not listed it yet": {gpu: "a b", pod: []string{"main"}, mistake: device.DeviceGone, runs: map[string]device.Choice{"main": {gpu: {"b"}}}, want: "DeviceGone"},
 		"the claim of a running pod is not known yet":                {gpu: "a b", pod: []string{"main"}, mistake: device.ClaimUnknown, runs: map[string]device.Choice{"main": {gpu: {"b"}}}, want: "ClaimUnknown"},
+		"a running pod exceeds a limit":                              {gpu: "a b", pod: []string{"main"}, mistake: device.PodTooLarge, runs: map[string]device.Choice{"main": {gpu: {"b"}}}, want: "PodTooLarge"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := Input{Running: c.runs, Has: c.has, Topology: Topology{Policy: c.policy, Scope: c.scope}}

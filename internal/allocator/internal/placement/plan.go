@@ -237,10 +237,10 @@ func (p *planner) choose(i int, on drafts, near nodes) *device.Refusal {
 	return cmp.Or(no, p.mismatch("container "+d.Container.Name, lines, on))
 }
 
-// blocked returns why a container's request cannot be met as it is; nil: it can. A pod that already runs keeps its devices, unless it is not
-// known yet which ones its claims name: the request lacks them, and the pod would be served without them.
+// blocked returns why a container's request cannot be met as it is; nil: it can. A pod that already runs keeps its devices, unless its request
+// is Unread: the pod would be served without them.
 func (p *planner) blocked(d device.Demand) *device.Refusal {
-	if d.Mistake == "" || len(p.Running) > 0 && (!Unread(d) || d.Blocked == device.PodTooLarge) {
+	if d.Mistake == "" || len(p.Running) > 0 && !Unread(d) {
 		return nil
 	}
 	return device.Refuse(cmp.Or(d.Blocked, device.NoSuchDevice), nil, "%s", d.Mistake)
