@@ -104,6 +104,7 @@ func (a *Allocator) believeLocked(r device.Running, l *containers.Container, own
 		why := ""
 		switch {
 		case slices.Equal(a.ledger.Granted(r.Container, resource), ids): // as in the state file: no need to look at each device
+			l.Granted = true
 		case known:
 			if why = requested.misfit(resource, ids); why == "" {
 				a.ledger.Quarantine(r.Container, resource, short(ids), own)
@@ -119,6 +120,7 @@ func (a *Allocator) believeLocked(r device.Running, l *containers.Container, own
 	for resource, digest := range r.Digests {
 		switch ids := a.ledger.Granted(r.Container, resource); {
 		case len(ids) > 0 && device.Digest(ids) == digest:
+			l.Granted = true
 		case known && !requested.has(resource):
 			no.add(resource, "it requests none of the resource")
 			continue
@@ -229,7 +231,7 @@ func (a *Allocator) doubtLocked(c device.Container, id string, l *containers.Con
 			a.unpauseLocked(l, r)
 		}
 	}
-	l.Stamped = l.Stamped && (no.why == "" || len(said)+len(l.UnknownDevices) > 0)
+	l.Stamped = l.Stamped && (no.why == "" || l.Granted || len(said)+len(l.UnknownDevices) > 0)
 	a.log(no, c, id, l)
 	return said
 }

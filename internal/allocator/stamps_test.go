@@ -324,6 +324,40 @@ func TestSaid_NothingCounts_ContainerIsReported(t *testing.T) {
 	}
 }
 
+// It has the devices that the state file assigns to it, and says that it has another.
+func TestSaid_SomeIsAsGranted_ContainerIsNotReported(t *testing.T) {
+	t.Parallel()
+	for name, grant := range map[string]func(*device.Running){
+		"by a list": func(c *device.Running) { c.Stamp[gpu] = []device.ID{"d0"} },
+		"by a digest": func(c *device.Running) {
+			c.Digests = map[device.ResourceName]string{gpu: device.Digest([]device.ID{"d0"})}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(r *harness) {
+				r.plugins.stock(gpu, 1)
+				r.plugins.stock(nic, 1)
+				r.RuntimeSynced(nil, nil)
+				r.bind("a", app(gpu, 1))
+				r.expect("a", "main", "ready vendor.com/gpu[d0]")
+				c := running("1", "a", "main")
+				c.Stamp = device.Choice{nic: {"d0"}}
+				grant(&c)
+				r.restart()
+				for range 2 { // before the pod's request is known, and after it
+					r.RuntimeSynced([]device.Running{c}, nil)
+					r.bind("a", app(gpu, 1))
+				}
+				if slices.Contains(r.plugins.told, "a/main is bare") {
+					t.Errorf("told %q", r.plugins.told)
+				}
+				r.bind("b", wants("main", device.App, nic, 1))
+				r.expect("b", "main", "ready vendor.com/nic[d0]")
+			})
+		})
+	}
+}
+
 // A pod has nic by devmgrd and gpu by the kubelet, with which gpu's plugin stayed until now. The record in the state file names nic only.
 func TestSaid_ResourceIsNoLongerIgnored_DeviceStaysThePods(t *testing.T) {
 	t.Parallel()

@@ -18,6 +18,7 @@ type Container struct {
 	Sandbox        string                // the runtime's ID of its sandbox
 	Made           time.Time             // zero: not known
 	Stamped        bool                  // by the hook, or it says that it has devices which it requests
+	Granted        bool                  // it says that it has devices that the state file assigns to it
 	Reported       bool                  // the missing stamp has been reported
 	Said           device.Choice         // the devices that it says it has, while its request is not known
 	Disbelieved    bool                  // that it says more than it requests has been logged
