@@ -346,21 +346,26 @@ func TestSynchronize_MadeBeforeDevmgrdCame_HasTheKubeletsDevices(t *testing.T) {
 // A container that has one resource by devmgrd may have another by the kubelet, with which its plugin stayed until now.
 func TestSynchronize_StampedAndServedByTheKubelet_HasBoth(t *testing.T) {
 	t.Parallel()
-	for stamp, want := range map[string]device.Choice{
-		`{"a.com/x":["1"]}`:                      {"a.com/x": {"1"}, "a.com/y": {"7"}},
-		`{"a.com/x":{"count":2,"sha256":"abc"}}`: {"a.com/y": {"7"}},
+	for _, test := range []struct {
+		pod, stamp string
+		want       device.Choice
+	}{
+		{"", `{"a.com/x":["1"]}`, device.Choice{"a.com/x": {"1"}, "a.com/y": {"7"}}},
+		{"", `{"a.com/x":{"count":2,"sha256":"abc"}}`, device.Choice{"a.com/y": {"7"}}},
+		{`{"a.com/x":["1"],"a.com/z":["2"]}`, `{"a.com/x":["1"],"a.com/z":["2"]}`, device.Choice{"a.com/x": {"8"}, "a.com/y": {"7"}, "a.com/z": {"2"}}}, // a copy, which the pod's author wrote
 	} {
 		p, w := newPlugin(t)
 		p.kubelets = func() map[device.Container]map[device.ResourceName][]device.ID {
 			return map[device.Container]map[device.ResourceName][]device.ID{main: {"a.com/x": {"8"}, "a.com/y": {"7"}}}
 		}
-		ctr := container()
-		ctr.Annotations = map[string]string{stampKey: stamp}
-		if _, err := p.Synchronize(context.Background(), []*api.PodSandbox{sandbox()}, []*api.Container{ctr}); err != nil {
+		pod, ctr := sandbox(), container()
+		pod.Annotations[stampKey] = test.pod
+		ctr.Annotations = map[string]string{stampKey: test.stamp}
+		if _, err := p.Synchronize(context.Background(), []*api.PodSandbox{pod}, []*api.Container{ctr}); err != nil {
 			t.Fatal(err)
 		}
-		if len(w.synced) != 1 || !maps.EqualFunc(w.synced[0].Stamp, want, slices.Equal) {
-			t.Errorf("%s: the allocator hears of %+v, want %v", stamp, w.synced, want)
+		if len(w.synced) != 1 || !maps.EqualFunc(w.synced[0].Stamp, test.want, slices.Equal) {
+			t.Errorf("%s: the allocator hears of %+v, want %v", test.stamp, w.synced, test.want)
 		}
 	}
 }

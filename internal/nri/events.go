@@ -49,12 +49,7 @@ func (p *plugin) Synchronize(_ context.Context, listed []*api.PodSandbox, contai
 		pod := pods[c.GetPodSandboxId()]
 		r := running(pod, c)
 		present.addID(string(r.Container.Pod), c.GetPodSandboxId(), "") // the runtime may leave out a sandbox that it cannot reach
-		r.Stamp, r.Digests = p.says(pod, c, r.Container, &expandable, &copied)
-		for resource, ids := range kubelets[r.Container] { // created before devmgrd came to the node, and not imported
-			if _, sealed := r.Digests[resource]; !sealed && r.Stamp[resource] == nil {
-				r.Stamp = with(r.Stamp, resource, ids)
-			}
-		}
+		r.Stamp, r.Digests = p.says(pod, c, r.Container, kubelets[r.Container], &expandable, &copied)
 		if at := c.GetCreatedAt(); at > 0 {
 			r.Made = time.Unix(0, at)
 		}
@@ -77,9 +72,10 @@ func (p *plugin) Synchronize(_ context.Context, listed []*api.PodSandbox, contai
 	return nil, nil
 }
 
-// says returns the devices and the digests that a container says it has. expandable and copied are how many devices may still be read of stamps, and of copies of
-// pods' annotations.
-func (p *plugin) says(pod *api.PodSandbox, c *api.Container, id device.Container, expandable, copied *int) (ids map[device.ResourceName][]device.ID, digests map[device.ResourceName]string) {
+// says returns the devices and the digests that a container says it has. Of each resource its own stamp or CDI devices count, then the kubelet's file, which has what was
+// created before devmgrd came to the node and not imported, then a copy of its pod's annotation. expandable and copied are how many devices may still be read of
+// stamps, and of such copies.
+func (p *plugin) says(pod *api.PodSandbox, c *api.Container, id device.Container, kubelets map[device.ResourceName][]device.ID, expandable, copied *int) (ids map[device.ResourceName][]device.ID, digests map[device.ResourceName]string) {
 	isCopy := fromPod(pod, c)
 	if !isCopy {
 		ids, digests = stamped(c.GetAnnotations(), expandable)
@@ -87,8 +83,16 @@ func (p *plugin) says(pod *api.PodSandbox, c *api.Container, id device.Container
 	if ids == nil && digests == nil {
 		ids = p.alone(c, id)
 	}
+	var copies map[device.ResourceName][]device.ID
 	if isCopy && ids == nil {
-		ids, _ = stamped(c.GetAnnotations(), copied)
+		copies, _ = stamped(c.GetAnnotations(), copied)
+	}
+	for _, more := range []map[device.ResourceName][]device.ID{kubelets, copies} {
+		for r, of := range more {
+			if _, sealed := digests[r]; !sealed && ids[r] == nil {
+				ids = with(ids, r, of)
+			}
+		}
 	}
 	return ids, digests
 }
