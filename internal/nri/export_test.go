@@ -17,7 +17,7 @@ func NewHook(l Allocator, r Runtime, p Pods, h Notifier) Hook {
 	plugin := &plugin{
 		present: &sandboxes{}, allocator: l, runtime: r, pods: p, notifier: h, redirect: &Redirect{From: "/var/lib/kubelet/device-plugins", To: "/run/devmgrd/device-plugins"},
 		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }, new(notRedirected).count),
-		hostChecks: &hostChecks{log: slog.New(slog.DiscardHandler)}, hooks: &hooks{}, notRedirected: &notRedirected{}, features: new(atomic.Pointer[features]), synced: func(report func()) { report() },
+		hostChecks: newHostChecks(slog.New(slog.DiscardHandler)), allowances: &allowances{}, hooks: &hooks{}, notRedirected: &notRedirected{}, features: new(atomic.Pointer[features]), synced: func(report func()) { report() },
 	}
 	can := featuresOf("containerd", "v2.4.2")
 	plugin.features.Store(&can)
