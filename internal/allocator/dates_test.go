@@ -28,14 +28,20 @@ func at(id device.ID, added int64) device.Device {
 	return device.Device{ID: id, Healthy: true, Added: added}
 }
 
+// getsFresh has pod a get a device that only a second plugin's list has, which is not on disk yet.
+func getsFresh(r *harness) {
+	r.t.Helper()
+	r.plugins.recalls(gpu, at("fresh", 100))
+	r.RuntimeSynced(nil, nil)
+	r.bind("a", app(gpu, 1))
+	r.expect("a", "main", "ready vendor.com/gpu[fresh]")
+}
+
 // devmgrd was killed after a pod had got a device of a second plugin, and before that plugin's list was on disk. The device may be any of the first one's.
 func TestDates_KilledBeforeTheListIsSaved_AllDevicesAreWithheld(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
-		r.plugins.recalls(gpu, at("fresh", 100))
-		r.RuntimeSynced(nil, nil)
-		r.bind("a", app(gpu, 1))
-		r.expect("a", "main", "ready vendor.com/gpu[fresh]")
+		getsFresh(r)
 		has := running("1", "a", "main")
 		has.Stamp = device.Choice{gpu: {"fresh"}}
 		r.halt()
@@ -88,10 +94,7 @@ func TestDates_KilledBeforeTheListIsSaved_ListedAgain_NothingIsWithheld(t *testi
 func TestDates_PowerCutBeforeTheListIsSaved_NothingIsWithheld(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
-		r.plugins.recalls(gpu, at("fresh", 100))
-		r.RuntimeSynced(nil, nil)
-		r.bind("a", app(gpu, 1))
-		r.expect("a", "main", "ready vendor.com/gpu[fresh]")
+		getsFresh(r)
 		r.plugins.recalls(gpu, at("old", 0))
 		r.reboot()
 		r.plugins.continues(gpu, at("old", 0))
