@@ -410,11 +410,13 @@ func (p *planner) draft(on drafts, r device.ResourceName) *draft {
 	return on[r]
 }
 
-// fixedIn returns the devices that the scheduler has chosen for the pod's containers.
-func fixedIn(d device.PodDemand) map[device.ResourceName][]device.ID {
-	all := map[device.ResourceName][]device.ID{}
+// fixedIn returns the devices that the scheduler has chosen for the pod's containers; nil: none.
+func fixedIn(d device.PodDemand) (all map[device.ResourceName][]device.ID) {
 	for _, one := range d.Demands {
 		for r, ids := range one.Fixed {
+			if all == nil {
+				all = map[device.ResourceName][]device.ID{}
+			}
 			all[r] = append(all[r], ids...)
 		}
 	}
