@@ -62,6 +62,7 @@ func TestKubelet_File_IsReadWhenItChanges(t *testing.T) {
 	if got := k.containers(); len(got) != 1 {
 		t.Errorf("once the file is damaged: %v", got)
 	}
+	k.manages(t.Context())
 	if all := k.limits(); len(all) != 1 || !strings.Contains(all[0].Text, "cannot read "+k.path) {
 		t.Errorf("limits of a damaged file: %v", all)
 	}
@@ -92,11 +93,7 @@ func TestKubelet_Manages_UntilItHasForgotten(t *testing.T) {
 			k.limits()
 		}
 	}()
-	again := func() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		k.last.at = time.Time{}
-	}
+	again := func() { k.last.at = time.Time{} }
 	steps := []struct {
 		about string
 		do    func()
