@@ -367,6 +367,11 @@ func (a *Allocator) barLocked(uid device.PodUID, proven map[*containers.Containe
 	if a.ledger.Quarantined[uid] != nil {
 		a.endQuarantineLocked(uid)
 	}
+	for _, l := range a.running[uid] {
+		for _, r := range slices.Clone(l.UnknownDevices) {
+			a.unpauseLocked(l, r)
+		}
+	}
 	return true
 }
 

@@ -199,3 +199,24 @@ func TestSandboxRemoved_EndsItsContainers(t *testing.T) {
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 	})
 }
+
+// A barred container with a digest of unknown devices pauses their resource no longer.
+func TestIdleContainer_BarredWithUnknownDevices_ResourceIsNotPaused(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.restart()
+		c := running("1", "a", "main")
+		c.Idle, c.Digests = true, map[device.ResourceName]string{gpu: "abc"}
+		r.RuntimeSynced([]device.Running{c}, nil)
+		r.bind("a", app(gpu, 1))
+		r.bind("b", app(gpu, 1))
+		r.expect("b", "main", "waiting DevicesUnknown")
+		r.Drop("a")
+		r.after(2 * time.Minute)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	}, func(r *harness) { r.mute = true })
+}
