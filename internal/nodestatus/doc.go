@@ -28,7 +28,7 @@
 // kubelet would find something to correct. The kubelet patches only what it believes to change, so it never touches an equal
 // pair.
 //
-// A capacity is not lowered in one step: the publisher removes the resource from the Node for a second, and then shows the
+// A number is not lowered in one step (of an unequal pair, allocatable counts): the publisher removes the resource from the Node for a second, and then shows the
 // lower value. The scheduler may have bound a pod by the old value a moment ago, and a kubelet that finds the lower one
 // fails that pod (OutOf...). A kubelet does not check a resource that the Node does not show, and the scheduler binds no pod
 // by it. The value after that second counts the pods that were bound meanwhile. When the publisher ends, it cuts that second

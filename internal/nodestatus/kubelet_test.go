@@ -54,27 +54,31 @@ func TestKubeletManagesIt_NoFreeDeviceIsPublished(t *testing.T) {
 	}
 }
 
+const managedGPU device.ResourceName = "a.example/gpu"
+
+// managed makes a Node with four devices that the kubelet has too, of which so many are allocatable, and a view with pods that request so many.
+func managed(api *kubetest.Server, allocatable string, requested int) *view {
+	api.Put(node(map[string]string{string(managedGPU): "4"}, map[string]string{string(managedGPU): allocatable}))
+	v := newView(quantities{managedGPU: 4})
+	v.bind(quantities{managedGPU: requested})
+	v.setKubelets(managedGPU)
+	return v
+}
+
 // A kubelet that has a resource writes its own values with each status. devmgrd's follow in one patch each, since allocatable rises, and nothing is
 // reported a second time.
 func TestKubeletManagesIt_WritesItsOwnValues_NumberOfPodsFollows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const gpu device.ResourceName = "a.example/gpu"
 		api := kubetest.NewInMemory(t)
-		theirs := func() {
-			api.Put(node(map[string]string{string(gpu): "4"}, map[string]string{string(gpu): "0"}))
-		}
-		theirs()
-		v := newView(quantities{gpu: 4})
-		v.bind(quantities{gpu: 1})
-		v.setKubelets(gpu)
+		v := managed(api, "0", 1)
 		p, _ := publish(t, api, v)
 		for range 5 {
-			untilShows(t, api, map[string]string{string(gpu): "1/1"})
+			untilShows(t, api, map[string]string{string(managedGPU): "1/1"})
 			synctest.Wait()
-			theirs()
+			api.Put(node(map[string]string{string(managedGPU): "4"}, map[string]string{string(managedGPU): "0"}))
 			time.Sleep(time.Second)
 		}
-		untilShows(t, api, map[string]string{string(gpu): "1/1"})
+		untilShows(t, api, map[string]string{string(managedGPU): "1/1"})
 		synctest.Wait()
 		if err := p.Check(); err != nil || len(v.alarms()) != 1 {
 			t.Errorf("check: %v, alarms: %v", err, v.alarms())
@@ -88,34 +92,26 @@ func TestKubeletManagesIt_WritesItsOwnValues_NumberOfPodsFollows(t *testing.T) {
 // A pod that is bound past the scheduler may ask for any number.
 func TestKubeletManagesIt_PodAsksForMore_NumberIsThatOfDevices(t *testing.T) {
 	t.Parallel()
-	const gpu device.ResourceName = "a.example/gpu"
 	api := kubetest.New(t)
-	api.Put(node(map[string]string{string(gpu): "4"}, map[string]string{string(gpu): "0"}))
-	v := newView(quantities{gpu: 4})
-	v.bind(quantities{gpu: 1000})
-	v.setKubelets(gpu)
+	v := managed(api, "0", 1000)
 	p, _ := publish(t, api, v)
 	untilSettled(t, p)
-	untilShows(t, api, map[string]string{string(gpu): "4/4"})
+	untilShows(t, api, map[string]string{string(managedGPU): "4/4"})
 }
 
 // What devmgrd restores when it ends is that lower number, too.
 func TestKubeletManagesIt_EndsWhileItIsWithdrawn_NumberOfPodsIsShown(t *testing.T) {
 	t.Parallel()
-	const gpu device.ResourceName = "a.example/gpu"
 	api := kubetest.New(t)
-	api.Put(node(map[string]string{string(gpu): "4"}, map[string]string{string(gpu): "4"}))
-	v := newView(quantities{gpu: 4})
-	v.bind(quantities{gpu: 1})
-	v.setKubelets(gpu)
+	v := managed(api, "4", 1)
 	p, _ := newPublisher(t, api, v)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
-	kubetest.Until(t, "it is off the Node", func() bool { _, is := shows(api)[string(gpu)]; return !is })
+	kubetest.Until(t, "it is off the Node", func() bool { _, is := shows(api)[string(managedGPU)]; return !is })
 	stop()
 	<-done
-	if got := shows(api)[string(gpu)]; got != "1/1" {
+	if got := shows(api)[string(managedGPU)]; got != "1/1" {
 		t.Errorf("the Node shows %s", got)
 	}
 }
