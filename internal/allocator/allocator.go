@@ -130,6 +130,8 @@ type Config struct {
 	ChecksProcesses func(device.ResourceName) bool
 	// Releaser proves more before devices are released; nil: nothing more is required.
 	Releaser Releaser
+	// Kubelets returns what the kubelet's device manager has assigned, and the same value until that changes. It must not block for long. nil: nothing.
+	Kubelets func() *device.Kubelets
 	Journal  Journal // nil: nothing is recorded
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer
@@ -152,7 +154,8 @@ type Allocator struct {
 
 	mu *lock // guards what follows; never held across a plugin's call or a commit
 	podLists
-	ledger *ledger.Ledger // who has which devices
+	ledger   *ledger.Ledger   // who has which devices
+	kubelets *device.Kubelets // what the kubelet's device manager has assigned
 	runtimeReport
 	writes
 	outOfService
@@ -223,7 +226,7 @@ func New(c Config) *Allocator {
 		c.Ordering = func(device.ResourceName) Ordering { return Ordering{} }
 	}
 	a := &Allocator{
-		cfg: c, began: time.Now(), mu: newLock(), kick: make(chan struct{}, 1), write: make(chan struct{}, 1), feed: feed.New(), retired: map[device.ResourceName]bool{},
+		cfg: c, began: time.Now(), mu: newLock(), kick: make(chan struct{}, 1), write: make(chan struct{}, 1), feed: feed.New(), retired: map[device.ResourceName]bool{}, kubelets: &device.Kubelets{},
 		podLists: podLists{
 			pods: map[device.PodUID]*pod{}, locals: map[device.PodUID]*pod{}, mirrors: map[device.PodUID]device.PodDemand{},
 			waiting: map[device.PodUID]*pod{}, ended: map[device.PodUID]*pod{},
@@ -291,6 +294,7 @@ func (a *Allocator) refresh() {
 	}
 	a.offersMu.Lock()
 	defer a.offersMu.Unlock()
+	defer a.refreshKubelets() // once the offers are known: a plugin that has come has left the kubelet
 	fresh, offers := map[device.ResourceName]news{}, a.cfg.Registry.Offers()
 	for r, o := range offers {
 		a.mu.Lock()

@@ -335,11 +335,10 @@ func (a *Allocator) leftoversLocked() (pods []device.PodUID, wait time.Duration)
 	if !a.runtimeSynced {
 		return nil, 0
 	}
-	for _, claims := range []containers.Devices{a.ledger.Quarantined, a.ledger.Conflicting} {
-		for uid := range claims {
-			if a.pods[uid] == nil && len(a.running[uid]) > 0 && !a.running[uid].MayRun() && !slices.Contains(pods, uid) {
-				pods = append(pods, uid)
-			}
+	for uid, all := range a.running {
+		said := a.ledger.Quarantined[uid] != nil || a.ledger.Conflicting[uid] != nil || all.Unknown()
+		if said && a.pods[uid] == nil && !all.MayRun() {
+			pods = append(pods, uid)
 		}
 	}
 	return pods, time.Until(a.syncedAt.Add(idleGrace))
@@ -363,10 +362,7 @@ func (a *Allocator) barLocked(uid device.PodUID, proven map[*containers.Containe
 	if !a.running[uid].Bar(proven) {
 		return false
 	}
-	delete(a.ledger.Conflicting, uid)
-	if a.ledger.Quarantined[uid] != nil {
-		a.endQuarantineLocked(uid)
-	}
+	a.disownLocked(uid)
 	for _, l := range a.running[uid] {
 		for _, r := range slices.Clone(l.UnknownDevices) {
 			a.unpauseLocked(l, r)

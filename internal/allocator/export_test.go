@@ -67,7 +67,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 			return fmt.Errorf("pod %s: local %v, and among the local ones %v", p.demand.Pod, p.demand.Local, a.locals[uid] != nil)
 		}
 		if p.active() && !p.demand.Local {
-			for r, n := range p.demand.Requests() {
+			for r, n := range p.requested().Requests() {
 				requests[r] += n
 			}
 		}

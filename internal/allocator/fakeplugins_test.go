@@ -332,6 +332,7 @@ type harness struct {
 	acts         journal
 	releaser     *releaser // nil: none
 	ordering     func(device.ResourceName) allocator.Ordering
+	kubelets     *device.Kubelets // nil: the kubelet has assigned nothing
 	metrics      *prometheus.Registry
 
 	reader   *allocator.Allocator                    // the allocator that follow last followed
@@ -505,7 +506,9 @@ func (r *harness) start() {
 		r.releaser.forgotten()
 		releaser = r.releaser
 	}
+	has := &device.Kubelets{}
 	r.Allocator = allocator.New(allocator.Config{
+		Kubelets: func() *device.Kubelets { return cmp.Or(r.kubelets, has) },
 		Releaser: releaser,
 		Registry: r.plugins, Plugins: r.plugins, Store: r.disk, Notifier: r.plugins, Host: r.plugins, Known: known.Pods, Cordons: known.Cordons, Falls: known.Falls, Suspends: func(device.ResourceName) bool { return r.suspends }, Retired: known.Retired,
 		FailUnlisted: r.failUnlisted, Examines: func(device.ResourceName) bool { return r.examines }, Journal: &r.acts,

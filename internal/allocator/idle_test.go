@@ -200,9 +200,24 @@ func TestSandboxRemoved_EndsItsContainers(t *testing.T) {
 	})
 }
 
-// A barred container with a digest of unknown devices pauses their resource no longer.
+// A barred container with a digest of unknown devices pauses their resource no longer, whether its pod is known or not.
 func TestIdleContainer_BarredWithUnknownDevices_ResourceIsNotPaused(t *testing.T) {
 	t.Parallel()
+	t.Run("pod unknown", func(t *testing.T) {
+		run(t, func(r *harness) {
+			r.plugins.stock(gpu, 1)
+			c := running("1", "a", "main")
+			c.Idle, c.Digests = true, map[device.ResourceName]string{gpu: "abc"}
+			r.RuntimeSynced([]device.Running{c}, nil)
+			r.Replace([]device.PodDemand{pod("b", app(gpu, 1))})
+			r.expect("b", "main", "waiting DevicesUnknown")
+			r.after(2 * time.Minute)
+			r.expect("b", "main", "ready vendor.com/gpu[d0]")
+			if err := r.RuntimeStarting(context.Background(), c); err == nil {
+				t.Error("the barred container starts")
+			}
+		}, func(r *harness) { r.mute = true })
+	})
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)

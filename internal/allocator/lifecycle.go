@@ -91,13 +91,16 @@ func (a *Allocator) enterLocked(p *pod, next phase) {
 	switch {
 	case now.active && !before.active:
 		a.usedLocked(p)
-		a.requestLocked(p.demand, 1)
+		a.requestLocked(p.requested(), 1)
 	case before.active && !now.active:
 		p.departure.ended = time.Now()
 		if p.demand.Shares() {
 			a.passFailuresLocked(p, ledger.DevicesOf(p.assigned), false)
 		}
-		a.requestLocked(p.demand, -1)
+		a.requestLocked(p.requested(), -1)
+		if len(a.running[uid]) == 0 { // the kubelet has assigned them
+			a.disownLocked(uid)
+		}
 	case next != absent:
 		return
 	}

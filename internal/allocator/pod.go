@@ -14,7 +14,7 @@ import (
 type pod struct {
 	demand    device.PodDemand
 	newDemand *device.PodDemand // while allocating: its current demand, if it has changed
-	newest    []device.Demand   // as last reported; nil: those of demand
+	newest    []device.Demand   // as last reported, and counted by the scheduler; nil: those of demand
 	bound     time.Time         // when the allocator first heard of the pod
 	sighting
 	saved    bool // in the state file, possibly with another demand
@@ -71,6 +71,15 @@ type grants struct {
 // record returns the state file's record of a pod.
 func (p *pod) record() device.PodRecord {
 	return device.PodRecord{Demand: p.demand, Assignments: p.assigned, Since: p.since, Reason: p.sinceFor, Stall: p.stall, ReleaseFailed: p.departure.failed}
+}
+
+// requested returns what a pod requests by its newest demand.
+func (p *pod) requested() device.PodDemand {
+	d := p.demand
+	if p.newest != nil {
+		d.Demands = p.newest
+	}
+	return d
 }
 
 // complete reports whether each container has its devices.
@@ -238,10 +247,13 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	}
 	// A pod's requests never change, but the part that devmgrd serves may, until it has been served: the
 	// scheduler may give a resource to a DRA driver, and after a restart other resources may be ignored.
-	p.newest = d.Demands
+	same := p.demand.Equal(d)
+	if !same || p.newest != nil {
+		a.editLocked(p, func(*device.PodDemand) { p.newest = d.Demands })
+	}
 	switch {
-	case p.demand.Equal(d):
-		p.newDemand, p.newest = nil, nil
+	case same:
+		p.newDemand = nil
 	case len(p.assigned) > 0 || p.phase == returned:
 	case p.phase == allocating:
 		p.newDemand = &d
@@ -260,8 +272,8 @@ func (a *Allocator) kubeletAdmittedLocked(p *pod) {
 // editLocked changes a pod's demand, and the sums of the requests with it.
 func (a *Allocator) editLocked(p *pod, edit func(*device.PodDemand)) {
 	if p.active() {
-		a.requestLocked(p.demand, -1)
-		defer func() { a.requestLocked(p.demand, 1) }()
+		a.requestLocked(p.requested(), -1)
+		defer func() { a.requestLocked(p.requested(), 1) }()
 		a.changedLocked()
 	}
 	edit(&p.demand)

@@ -87,6 +87,7 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 	a.runtimeSynced, a.runtimeListed, a.syncedAt = true, true, time.Now()
 	a.replaceLocked(local, true)
 	for _, p := range a.pods {
+		a.keepKubeletsLocked(p)
 		a.auditLocked(p)
 		a.reviveLocked(p)
 	}
@@ -98,6 +99,14 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 func (a *Allocator) endQuarantineLocked(uid device.PodUID) {
 	a.ledger.EndQuarantine(uid)
 	a.changedLocked()
+}
+
+// disownLocked takes back what a pod's containers are said to have. Devices that an attempt holds stay held.
+func (a *Allocator) disownLocked(uid device.PodUID) {
+	delete(a.ledger.Conflicting, uid)
+	if a.ledger.Quarantined[uid] != nil {
+		a.endQuarantineLocked(uid)
+	}
 }
 
 // RuntimeLost reports that the runtime is away. Its containers may still run, so nothing is released until it is back.
@@ -185,9 +194,8 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) *container
 	if !last {
 		return c
 	}
-	delete(a.ledger.Conflicting, uid)
-	if a.ledger.Quarantined[uid] != nil {
-		a.endQuarantineLocked(uid) // devices that an attempt holds stay held
+	if !a.fromKubeletLocked(a.pods[uid]) {
+		a.disownLocked(uid)
 	}
 	switch p := a.pods[uid]; {
 	case p == nil:

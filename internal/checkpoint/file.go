@@ -49,14 +49,18 @@ func (e Entry) near() [][]int {
 	return all
 }
 
-// ByContainer returns the IDs of each container's devices.
-func (f File) ByContainer() map[device.Container]map[device.ResourceName][]device.ID {
-	all := map[device.Container]map[device.ResourceName][]device.ID{}
+// ByPod returns the IDs of each container's devices.
+func (f File) ByPod() map[device.PodUID]map[string]device.Choice {
+	all := map[device.PodUID]map[string]device.Choice{}
 	for _, e := range f.Entries {
-		if all[e.Container] == nil {
-			all[e.Container] = map[device.ResourceName][]device.ID{}
+		c := e.Container
+		if all[c.Pod] == nil {
+			all[c.Pod] = map[string]device.Choice{}
 		}
-		all[e.Container][e.Resource] = e.IDs()
+		if all[c.Pod][c.Name] == nil {
+			all[c.Pod][c.Name] = device.Choice{}
+		}
+		all[c.Pod][c.Name][e.Resource] = e.IDs()
 	}
 	return all
 }

@@ -47,6 +47,10 @@ func (d *daemon) addCore() error {
 	d.kubelet = newKubelet(c, d.logFor("kubelet"))
 	journal := history.NewJournal(d.historyFile, d.logFor("history"))
 	d.gate = reclaimGate(c.Release, pluginOf(d.plugins.Registrations), d.present, d.logFor("release"), d.metrics)
+	var kubelets func() *device.Kubelets
+	if d.kubelet != nil {
+		kubelets = d.kubelet.assigned
+	}
 	d.devices = allocator.New(allocator.Config{
 		Registry:        d.plugins,
 		Plugins:         d.plugins,
@@ -67,6 +71,7 @@ func (d *daemon) addCore() error {
 		Ordering:        ordering(c.Allocation),
 		GiveUpAfter:     giveUpAfter(c.Wait),
 		Releaser:        d.gate,
+		Kubelets:        kubelets,
 		ChecksProcesses: func(r device.ResourceName) bool { return c.Release.Level(string(r)) != config.NoCheck },
 		Log:             d.logFor("allocator"),
 		Metrics:         d.metrics,

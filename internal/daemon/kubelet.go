@@ -40,7 +40,8 @@ type kubelet struct {
 
 	mu    locks.Mutex[locks.Leaf]
 	seen  fs.FileInfo      // the file as it was read; nil: there was none
-	file  *checkpoint.File // the last one that could be read; replaced, never edited
+	file  *checkpoint.File // the last one that could be read, or an empty one; replaced, never edited
+	has   *device.Kubelets // what it assigns; replaced with it; nil: it has not been looked for
 	fault error            // of the last reading
 
 	last answer                         // only manages uses it
@@ -60,7 +61,7 @@ func newKubelet(c config.Config, log *slog.Logger) *kubelet {
 	if c.Plugins.KubeletDir == c.Plugins.SocketDir {
 		return nil
 	}
-	k := &kubelet{path: filepath.Join(c.Plugins.KubeletDir, checkpoint.Name), ignored: pods.Ignores(c.Plugins.IgnoredResources), faults: loops.Seldom(), log: log, file: &checkpoint.File{}}
+	k := &kubelet{path: filepath.Join(c.Plugins.KubeletDir, checkpoint.Name), ignored: pods.Ignores(c.Plugins.IgnoredResources), faults: loops.Seldom(), log: log}
 	if c.PodResources.KubeletSocket != "" {
 		k.ask = func(ctx context.Context) (map[device.ResourceName]bool, error) {
 			return podresources.KubeletsResources(ctx, c.PodResources.KubeletSocket, c.PodResources.Takeover)
@@ -76,8 +77,9 @@ func (k *kubelet) read() (*checkpoint.File, error) {
 	seen, err := lstat(k.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		if k.seen != nil || k.fault != nil {
-			k.seen, k.file, k.fault = nil, &checkpoint.File{}, nil
+		if k.has == nil || k.seen != nil || k.fault != nil {
+			k.seen, k.fault = nil, nil
+			k.take(checkpoint.File{})
 		}
 		return k.file, k.fault
 	case err != nil:
@@ -90,13 +92,17 @@ func (k *kubelet) read() (*checkpoint.File, error) {
 		k.seen = seen
 		switch {
 		case err == nil:
-			k.file = &file
+			k.take(file)
 		case errors.As(err, new(*fs.PathError)): // it may be read the next time
 			k.seen = nil
 		}
 	}
 	k.fault = err
 	if err != nil {
+		if k.has == nil {
+			k.take(checkpoint.File{})
+			k.has.Unread = true
+		}
 		k.faults.Do(func() { k.log.Warn("cannot read the kubelet's checkpoint", "err", err) })
 	}
 	return k.file, k.fault
@@ -111,10 +117,17 @@ func lstat(path string) (fs.FileInfo, error) {
 	return d.Stat(name)
 }
 
-// containers returns the devices that the kubelet's device manager has assigned: containers that it made still have them.
-func (k *kubelet) containers() map[device.Container]map[device.ResourceName][]device.ID {
-	file, _ := k.read()
-	return file.Select(func(r device.ResourceName) bool { return !k.ignored(r) }).ByContainer()
+// take replaces the file.
+func (k *kubelet) take(f checkpoint.File) {
+	k.file, k.has = &f, &device.Kubelets{Pods: f.Select(func(r device.ResourceName) bool { return !k.ignored(r) }).ByPod()}
+}
+
+// assigned returns what the kubelet's device manager has assigned: containers that it makes have it.
+func (k *kubelet) assigned() *device.Kubelets {
+	k.read()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.has
 }
 
 // manages returns the resources of which the kubelet fails new pods, since it believes that a plugin of its own serves them: those that are registered

@@ -47,19 +47,21 @@ func entryOf(r device.ResourceName, answer []byte) checkpoint.Entry {
 func TestKubelet_File_IsReadWhenItChanges(t *testing.T) {
 	t.Parallel()
 	k, write := kubeletFile(t)
-	if got := k.containers(); len(got) != 0 {
+	if got := k.assigned(); len(got.Pods) != 0 || got.Unread {
 		t.Errorf("without a file: %v", got)
 	}
 	write(checkpoint.File{Entries: []checkpoint.Entry{entryOf(gpu, nil), entryOf("theirs.example/nic", nil)}})
-	for range 2 {
-		if got, want := k.containers(), (map[device.Container]map[device.ResourceName][]device.ID{mainOfPod: {gpu: {"7"}}}); !reflect.DeepEqual(got, want) {
-			t.Errorf("read %v, want %v", got, want)
-		}
+	first := k.assigned()
+	if want := (&device.Kubelets{Pods: map[device.PodUID]map[string]device.Choice{mainOfPod.Pod: {mainOfPod.Name: {gpu: {"7"}}}}}); !reflect.DeepEqual(first, want) {
+		t.Errorf("read %v, want %v", first, want)
+	}
+	if k.assigned() != first {
+		t.Error("the same file is another value")
 	}
 	if err := os.WriteFile(k.path, []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := k.containers(); len(got) != 1 {
+	if got := k.assigned(); got != first {
 		t.Errorf("once the file is damaged: %v", got)
 	}
 	k.manages(t.Context())
@@ -70,6 +72,25 @@ func TestKubelet_File_IsReadWhenItChanges(t *testing.T) {
 	c.Plugins.KubeletDir, c.Plugins.SocketDir = "/same", "/same"
 	if newKubelet(c, k.log) != nil {
 		t.Error("the file in devmgrd's own directory is devmgrd's")
+	}
+}
+
+// A file that cannot be read at the first look does not count as none.
+func TestKubelet_DamagedFromTheStart_IsUnread(t *testing.T) {
+	t.Parallel()
+	k, write := kubeletFile(t)
+	if err := os.WriteFile(k.path, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if first := k.assigned(); !first.Unread || k.assigned() != first {
+		t.Errorf("damaged: %v", first)
+	}
+	if all := k.manages(t.Context()); len(all) != 0 {
+		t.Errorf("the kubelet manages %v", all)
+	}
+	write(checkpoint.File{Entries: []checkpoint.Entry{entryOf(gpu, nil)}})
+	if got := k.assigned(); got.Unread || len(got.Pods) != 1 {
+		t.Errorf("once it can be read: %v", got)
 	}
 }
 
@@ -89,7 +110,7 @@ func TestKubelet_Manages_UntilItHasForgotten(t *testing.T) {
 	go func() {
 		defer close(hook)
 		for range 100 {
-			k.containers()
+			k.assigned()
 			k.limits()
 		}
 	}()

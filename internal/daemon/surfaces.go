@@ -37,7 +37,7 @@ func (d *daemon) addSurfaces() error {
 		operator.Claimed, operator.OverMaxDevices = d.offered.Claimed, d.offered.OverMaxDevices
 	}
 	if d.kubelet != nil {
-		hook.Kubelets = d.kubelet.containers
+		hook.Kubelets = d.kubelet.assigned
 	}
 	if d.claims != nil {
 		hook.Claims = d.claims.files

@@ -83,6 +83,13 @@ func Shares(all []Assignment) iter.Seq2[Container, Share] {
 // A Choice is a proposal of devices for one container, without a hold.
 type Choice map[ResourceName][]ID
 
+// Kubelets is what the kubelet's device manager has assigned, as its checkpoint says: it has each container that it creates get these devices, as long as
+// the pod is on the node.
+type Kubelets struct {
+	Pods   map[PodUID]map[string]Choice // by container name
+	Unread bool                         // there is a checkpoint, and it could not be read yet
+}
+
 // A PodRecord is the store's record of a pod: its demand and, once settled, its assignments.
 type PodRecord struct {
 	Demand      PodDemand    `json:"demand"`

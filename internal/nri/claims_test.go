@@ -321,13 +321,17 @@ func TestSynchronize_CreatedAlone_HasItsDevices(t *testing.T) {
 	}
 }
 
+// assigned is a kubelet that has assigned devices to the container main.
+func assigned(to device.Choice) Kubelets {
+	all := &device.Kubelets{Pods: map[device.PodUID]map[string]device.Choice{main.Pod: {main.Name: to}}}
+	return func() *device.Kubelets { return all }
+}
+
 // A container that the kubelet's device manager has served, before devmgrd came to the node, has those devices. devmgrd's own word counts more.
 func TestSynchronize_MadeBeforeDevmgrdCame_HasTheKubeletsDevices(t *testing.T) {
 	t.Parallel()
 	p, w := newPlugin(t)
-	p.kubelets = func() map[device.Container]map[device.ResourceName][]device.ID {
-		return map[device.Container]map[device.ResourceName][]device.ID{main: {"a.com/x": {"7"}}}
-	}
+	p.kubelets = assigned(device.Choice{"a.com/x": {"7"}})
 	bare, stamped, other := container(), container(), container()
 	stamped.Annotations = map[string]string{stampKey: `{"a.com/x":["1"]}`}
 	other.Name = "other"
@@ -355,9 +359,7 @@ func TestSynchronize_StampedAndServedByTheKubelet_HasBoth(t *testing.T) {
 		{`{"a.com/x":["1"],"a.com/z":["2"]}`, `{"a.com/x":["1"],"a.com/z":["2"]}`, device.Choice{"a.com/x": {"8"}, "a.com/y": {"7"}, "a.com/z": {"2"}}}, // a copy, which the pod's author wrote
 	} {
 		p, w := newPlugin(t)
-		p.kubelets = func() map[device.Container]map[device.ResourceName][]device.ID {
-			return map[device.Container]map[device.ResourceName][]device.ID{main: {"a.com/x": {"8"}, "a.com/y": {"7"}}}
-		}
+		p.kubelets = assigned(device.Choice{"a.com/x": {"8"}, "a.com/y": {"7"}})
 		pod, ctr := sandbox(), container()
 		pod.Annotations[stampKey] = test.pod
 		ctr.Annotations = map[string]string{stampKey: test.stamp}

@@ -41,8 +41,8 @@ type Config struct {
 	Metrics   prometheus.Registerer
 }
 
-// Kubelets returns the devices that the kubelet's device manager has assigned, as it remembers them.
-type Kubelets func() map[device.Container]map[device.ResourceName][]device.ID
+// Kubelets returns what the kubelet's device manager has assigned, as it remembers it.
+type Kubelets func() *device.Kubelets
 
 // A Connection keeps devmgrd connected to the runtime.
 type Connection struct {

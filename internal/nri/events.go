@@ -39,7 +39,7 @@ func (p *plugin) Synchronize(_ context.Context, listed []*api.PodSandbox, contai
 			local = append(local, d)
 		}
 	}
-	var kubelets map[device.Container]map[device.ResourceName][]device.ID
+	kubelets := &device.Kubelets{}
 	if p.kubelets != nil {
 		kubelets = p.kubelets()
 	}
@@ -49,7 +49,7 @@ func (p *plugin) Synchronize(_ context.Context, listed []*api.PodSandbox, contai
 		pod := pods[c.GetPodSandboxId()]
 		r := running(pod, c)
 		present.addID(string(r.Container.Pod), c.GetPodSandboxId(), "") // the runtime may leave out a sandbox that it cannot reach
-		r.Stamp, r.Digests = p.says(pod, c, r.Container, kubelets[r.Container], &expandable, &copied)
+		r.Stamp, r.Digests = p.says(pod, c, r.Container, kubelets.Pods[r.Container.Pod][r.Container.Name], &expandable, &copied)
 		if at := c.GetCreatedAt(); at > 0 {
 			r.Made = time.Unix(0, at)
 		}
@@ -75,7 +75,7 @@ func (p *plugin) Synchronize(_ context.Context, listed []*api.PodSandbox, contai
 // says returns the devices and the digests that a container says it has. Of each resource its own stamp or CDI devices count, then the kubelet's file, which has what was
 // created before devmgrd came to the node and not imported, then a copy of its pod's annotation. expandable and copied are how many devices may still be read of
 // stamps, and of such copies.
-func (p *plugin) says(pod *api.PodSandbox, c *api.Container, id device.Container, kubelets map[device.ResourceName][]device.ID, expandable, copied *int) (ids map[device.ResourceName][]device.ID, digests map[device.ResourceName]string) {
+func (p *plugin) says(pod *api.PodSandbox, c *api.Container, id device.Container, kubelets device.Choice, expandable, copied *int) (ids map[device.ResourceName][]device.ID, digests map[device.ResourceName]string) {
 	isCopy := fromPod(pod, c)
 	if !isCopy {
 		ids, digests = stamped(c.GetAnnotations(), expandable)

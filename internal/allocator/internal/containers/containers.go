@@ -72,6 +72,16 @@ func (p Pod) MayRun() bool {
 	return false
 }
 
+// Unknown reports whether a container of the pod has unknown devices.
+func (p Pod) Unknown() bool {
+	for _, c := range p {
+		if len(c.UnknownDevices) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // Has reports whether the pod has a container of that name.
 func (p Pod) Has(name string) bool {
 	for _, c := range p {
