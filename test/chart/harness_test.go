@@ -161,7 +161,7 @@ func (h *harness) helm(words ...string) string {
 func (h *harness) upgrade(words ...string) {
 	h.t.Helper()
 	old := h.pod()
-	h.helm(append([]string{"upgrade", release, chart(h.t), "--reuse-values", "--wait"}, words...)...)
+	h.helm(append([]string{"upgrade", release, chart(h.t), "--reset-then-reuse-values", "--wait"}, words...)...)
 	h.until("the next pod is ready", func() bool { return h.readyBut(old.Name) })
 }
 
