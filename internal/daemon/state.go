@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/devmgrd/devmgrd/config"
-	"github.com/devmgrd/devmgrd/internal/boot"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/registry/pluginrules"
@@ -26,7 +25,7 @@ func (d *daemon) addState() (err error) {
 			return err
 		}
 	}
-	d.bootID, err = boot.ID()
+	d.bootID, err = store.Boot()
 	if err != nil {
 		return err
 	}

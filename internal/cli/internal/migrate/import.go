@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/config"
-	"github.com/devmgrd/devmgrd/internal/boot"
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/cli/internal/table"
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -101,7 +100,7 @@ func (n Node) adoptInput(ctx context.Context) (checkpoint.AdoptInput, error) {
 	if err != nil {
 		return checkpoint.AdoptInput{}, err
 	}
-	bootID, err := boot.ID()
+	bootID, err := store.Boot()
 	if err != nil {
 		return checkpoint.AdoptInput{}, err
 	}
