@@ -85,6 +85,9 @@ func TestIdleContainer_DevicesOfAnotherPod_MustNotStart(t *testing.T) {
 		if err := r.RuntimeStarting(context.Background(), idle); err == nil || !strings.Contains(err.Error(), "another pod") {
 			t.Error("the start of a container with a device of another pod:", err)
 		}
+		if n := r.metric("devmgrd_devices_disputed", string(gpu)); n != 0 {
+			t.Errorf("%v devices of containers that cannot start are in dispute", n)
+		}
 	})
 }
 

@@ -17,6 +17,7 @@ type metrics struct {
 	suspensions    *prometheus.CounterVec
 	devices        *prometheus.Desc
 	unlisted       *prometheus.Desc
+	disputed       *prometheus.Desc
 	waiting        *prometheus.Desc
 }
 
@@ -51,6 +52,7 @@ func newMetrics(a *Allocator, to prometheus.Registerer) *metrics {
 		devices: prometheus.NewDesc("devmgrd_devices", "Devices of a resource by state; each device has exactly one.",
 			[]string{"resource_name", "state"}, nil),
 		unlisted: prometheus.NewDesc("devmgrd_devices_unlisted", "Devices in use that their plugin does not list.", []string{"resource_name"}, nil),
+		disputed: prometheus.NewDesc("devmgrd_devices_disputed", "Devices of pods that containers of other pods run with.", []string{"resource_name"}, nil),
 		waiting:  prometheus.NewDesc("devmgrd_pods_waiting", "Pods that wait for their devices, by reason.", []string{"reason"}, nil),
 	}
 	to.MustRegister(m.admission, m.preferred, m.startedWithout, m.failures, m.givenUp, m.suspensions, m)
@@ -69,6 +71,7 @@ func (m *metrics) forget(r device.ResourceName) {
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	to <- m.devices
 	to <- m.unlisted
+	to <- m.disputed
 	to <- m.waiting
 }
 
@@ -80,6 +83,7 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		}
 		if s.States != nil {
 			to <- prometheus.MustNewConstMetric(m.unlisted, prometheus.GaugeValue, float64(s.Unlisted), string(r))
+			to <- prometheus.MustNewConstMetric(m.disputed, prometheus.GaugeValue, float64(s.Disputed), string(r))
 		}
 	}
 	waiting := map[device.Reason]int{}

@@ -384,8 +384,17 @@ func TestADisputedDevice(t *testing.T) {
 			r.bind("c", app(gpu, 1))
 			r.RuntimeSynced([]device.Running{old}, nil)
 			r.RuntimeSynced([]device.Running{old}, nil)
+			disputed := func(want float64) {
+				t.Helper()
+				r.check()
+				if n := r.metric("devmgrd_devices_disputed", string(gpu)); n != want {
+					t.Errorf("%v devices are in dispute, want %v", n, want)
+				}
+			}
+			disputed(1)
 			r.Drop("b")
 			free(r)
+			disputed(0)
 		})
 	})
 	t.Run("held", func(t *testing.T) {

@@ -161,12 +161,13 @@ func (a *Allocator) Resources() device.Resources {
 			return true
 		})
 	}
+	disputed := a.ledger.Disputed()
 	all := device.Resources{ByName: make(map[device.ResourceName]device.ResourceStatus, len(a.ledger.Resources)), PodsListed: a.podsListed, Retired: a.retiredLocked()}
 	for r, resource := range a.ledger.Resources {
 		if !a.knownLocked(r) {
 			continue
 		}
-		s := device.ResourceStatus{OutOfService: a.idleCordonedLocked(r), Cordoned: a.inForce[r], Capacity: resource.Capacity(hidden[r], mirrored[r], a.podsListed), Requested: resource.Requests() + mirrored[r], Unlisted: resource.Unlisted(), Refused: resource.AllRefused()}
+		s := device.ResourceStatus{OutOfService: a.idleCordonedLocked(r), Cordoned: a.inForce[r], Capacity: resource.Capacity(hidden[r], mirrored[r], a.podsListed), Requested: resource.Requests() + mirrored[r], Unlisted: resource.Unlisted(), Disputed: disputed[r], Refused: resource.AllRefused()}
 		if by := awaited[r]; by != nil {
 			s.Awaited = by.demand.Pod
 		}

@@ -123,6 +123,7 @@ type ResourceStatus struct {
 	Offer        *Offer              // of its plugin; nil: there is none
 	States       map[DeviceState]int // number of devices by state; nil: only cordons are known
 	Unlisted     int                 // devices in use that the plugin does not list
+	Disputed     int                 // devices of pods that containers of other pods run with
 	Awaited      Pod                 // the oldest pod that waits and may be assigned any free device, so that none is claimable; empty: there is none
 	Refused      []ID                // devices that the plugin refuses, in or out of service; ascending
 	OutOfService map[ID]bool         // those of Cordoned that no pod has

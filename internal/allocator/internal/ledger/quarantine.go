@@ -147,6 +147,24 @@ func (l *Ledger) resolveDisputes() {
 	}
 }
 
+// Disputed counts the devices of pods that containers of other pods run with.
+func (l *Ledger) Disputed() map[device.ResourceName]int {
+	seen, n := map[device.Key]bool{}, map[device.ResourceName]int{}
+	for pod, all := range l.Conflicting {
+		for _, choice := range all {
+			for name, ids := range choice {
+				for _, id := range ids {
+					if k := (device.Key{Resource: name, ID: id}); !seen[k] && l.allocator.MayRun(pod) {
+						seen[k] = true
+						n[name]++
+					}
+				}
+			}
+		}
+	}
+	return n
+}
+
 // Disown takes back a Quarantine: the container does not have these devices. Those that another container of its pod has stay.
 func (l *Ledger) Disown(c device.Container, name device.ResourceName, ids []device.ID) {
 	all := make(map[device.ID]bool, len(ids))
