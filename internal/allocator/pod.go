@@ -12,10 +12,8 @@ import (
 
 // A pod is the allocator's state of one pod. Allocator.mu guards it. Fields that belong together are in embedded structs.
 type pod struct {
-	demand    device.PodDemand
-	newDemand *device.PodDemand // while allocating: its current demand, if it has changed
-	newest    []device.Demand   // as last reported, and counted by the scheduler; nil: those of demand
-	bound     time.Time         // when the allocator first heard of the pod
+	demands
+	bound time.Time // when the allocator first heard of the pod
 	sighting
 	saved    bool // in the state file, possibly with another demand
 	recalled bool // from the state file, and not reported since: it may have ended
@@ -28,10 +26,22 @@ type pod struct {
 	assigned []device.Assignment
 	doubt    ledger.Devices // devices that the state file may name in a record of the pod that is being replaced; nil: none
 	grants
-	preparations map[string]*preparation       // by container name
-	allocation   *device.PodAllocation         // as published in the feed
-	uses         []device.ResourceName         // resources of its devices, ascending
-	faults       map[device.ResourceName]fault // what is wrong with its devices (health.go)
+	preparations map[string]*preparation // by container name
+	shown
+}
+
+// demands is what a pod requests.
+type demands struct {
+	demand    device.PodDemand  // by which it is assigned devices
+	newDemand *device.PodDemand // while allocating: its current demand, if it has changed
+	newest    []device.Demand   // as last reported, and counted by the scheduler; nil: those of demand
+}
+
+// shown is what readers see of a pod's devices.
+type shown struct {
+	allocation *device.PodAllocation         // as published in the feed
+	uses       []device.ResourceName         // resources of its devices, ascending
+	faults     map[device.ResourceName]fault // what is wrong with its devices (health.go)
 }
 
 // A sighting is what the runtime says of a static pod that it reports: the API does not affect the pod.
@@ -74,12 +84,12 @@ func (p *pod) record() device.PodRecord {
 }
 
 // requested returns what a pod requests by its newest demand.
-func (p *pod) requested() device.PodDemand {
-	d := p.demand
-	if p.newest != nil {
-		d.Demands = p.newest
+func (d *demands) requested() device.PodDemand {
+	all := d.demand
+	if d.newest != nil {
+		all.Demands = d.newest
 	}
-	return d
+	return all
 }
 
 // complete reports whether each container has its devices.
@@ -206,7 +216,7 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	}
 	if p == nil {
 		now := time.Now()
-		p = &pod{demand: d, bound: now, sighting: sighting{d.Local, now}}
+		p = &pod{demands: demands{demand: d}, bound: now, sighting: sighting{d.Local, now}}
 		a.addLocked(p)
 		a.beginLocked(p)
 		return
@@ -225,18 +235,7 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		a.localLocked(p, d.Local)
 	}
 	p.runtimeKnows, p.lastSeen = d.Local, time.Now()
-	if p.demand.Movable != d.Movable { // the state file's writer may not have known it
-		p.demand.Movable, a.snapshot = d.Movable, nil
-		a.saveLaterLocked(p)
-		if p.phase == waiting {
-			a.stallLocked(p, p.wait)
-		}
-	}
-	if !slices.Equal(p.demand.Containers, d.Containers) { // nor these
-		p.demand.Containers, p.demand.Sidecars = d.Containers, d.Sidecars
-		a.saveLaterLocked(p)
-		a.publishLocked(p)
-	}
+	a.completeLocked(p, d)
 	switch p.phase { // it is back
 	case abandoned:
 		a.enterLocked(p, allocating)
@@ -245,8 +244,28 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	case ended:
 		a.resumeLocked(p)
 	}
-	// A pod's requests never change, but the part that devmgrd serves may, until it has been served: the
-	// scheduler may give a resource to a DRA driver, and after a restart other resources may be ignored.
+	a.demandLocked(p, d)
+}
+
+// completeLocked takes over what the state file's writer may not have known of a pod.
+func (a *Allocator) completeLocked(p *pod, d device.PodDemand) {
+	if p.demand.Movable != d.Movable {
+		p.demand.Movable, a.snapshot = d.Movable, nil
+		a.saveLaterLocked(p)
+		if p.phase == waiting {
+			a.stallLocked(p, p.wait)
+		}
+	}
+	if !slices.Equal(p.demand.Containers, d.Containers) {
+		p.demand.Containers, p.demand.Sidecars = d.Containers, d.Sidecars
+		a.saveLaterLocked(p)
+		a.publishLocked(p)
+	}
+}
+
+// demandLocked takes over a pod's newest demand. A pod's requests never change, but the part that devmgrd serves may, until it has been served: the scheduler
+// may give a resource to a DRA driver, and after a restart other resources may be ignored.
+func (a *Allocator) demandLocked(p *pod, d device.PodDemand) {
 	same := p.demand.Equal(d)
 	if !same || p.newest != nil {
 		a.editLocked(p, func(*device.PodDemand) { p.newest = d.Demands })

@@ -20,7 +20,7 @@ func (a *Allocator) recallLocked(r device.PodRecord, c device.Conflict, offers m
 	// A pod with devices counts as admitted, since the API server may be away. A pod without may have been bound past the
 	// scheduler while the kubelet was away; the Node's capacity does not fall before the API server has listed all pods.
 	r.Demand.Admitted = len(r.Assignments) > 0
-	p := &pod{demand: r.Demand, saved: true, recalled: true, bound: time.Now(), assigned: r.Assignments, waits: waits{since: r.Since, sinceFor: r.Reason}}
+	p := &pod{demands: demands{demand: r.Demand}, saved: true, recalled: true, bound: time.Now(), assigned: r.Assignments, waits: waits{since: r.Since, sinceFor: r.Reason}}
 	if c.ID != "" {
 		p.assigned, p.doubt = nil, ledger.DevicesOf(r.Assignments)
 	}
