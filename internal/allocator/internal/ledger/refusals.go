@@ -112,6 +112,9 @@ func (l *Ledger) ForgetRefusals(name device.ResourceName, now time.Time) {
 
 // succeeded ends the refusals of these devices that are unusable or not, and notes the success for all others. It reports whether one was out of service.
 func (a *answers) succeeded(ids []device.ID, unusable bool) (back bool) {
+	if len(a.refused) == 0 { // no need to look at each device
+		return false
+	}
 	for _, id := range ids {
 		if was, refused := a.refused[id]; refused && was.unusable == unusable {
 			back = a.pardon(id) || back
@@ -128,6 +131,9 @@ func (a *answers) succeeded(ids []device.ID, unusable bool) (back bool) {
 
 // pardon forgets the refusals of devices. It reports whether one of these was out of service.
 func (a *answers) pardon(ids ...device.ID) (back bool) {
+	if len(a.refused) == 0 {
+		return false
+	}
 	for _, id := range ids {
 		back = back || !a.refused[id].paused.IsZero()
 		delete(a.refused, id)
