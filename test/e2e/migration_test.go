@@ -203,6 +203,46 @@ func TestMigration_WithoutImport_PodsKeepTheirDevices(t *testing.T) {
 	}
 }
 
+// A resource that stayed with the kubelet moves to devmgrd under a running pod. The kubelet has the pod's next containers get the same device, so that it
+// stays the pod's while none of them runs, and while devmgrd is away.
+func TestMigration_ResourceIsNoLongerIgnored_PodKeepsItsDevice(t *testing.T) {
+	r := startWith(t, cluster.Options{}, "--set", "plugins.ignoredResources=["+nic+"]")
+	r.plugin(gpu, 1, func(p *plugintest.Plugin) { p.OnAllocate = names("GPU") })
+	named := func(dir string) *plugintest.Plugin {
+		p := plugintest.New(t, dir, nic, plugintest.Devices(2)...)
+		p.OnAllocate = names("NIC")
+		p.Serve()
+		p.MustRegister()
+		return p
+	}
+	theirs := named(kubeletDir)
+	r.must(r.WaitShown(r.soon(), nic, 2))
+	a := twoResources("a", "1", "1")
+	a.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	r.must(r.Create(r.ctx, a))
+	got := r.running("a").Env
+
+	r.restartedWith()
+	theirs.Kill()
+	named(node.SocketDir)
+	for range 2 {
+		r.until("the device is kept for the pod", func() bool { return r.inState(nic, "quarantined") == 1 && r.inState(nic, "free") == 1 })
+		r.again("a")
+		if now := r.running("a").Env; got["NIC"] == "" || now["NIC"] != got["NIC"] || now["GPU"] != got["GPU"] {
+			t.Errorf("the pod's container had %v and %v, and the next one has %v and %v", got["GPU"], got["NIC"], now["GPU"], now["NIC"])
+		}
+		if free, kept := r.inState(nic, "free"), r.inState(nic, "quarantined"); free != 1 || kept != 1 {
+			t.Errorf("once the container is another one, %v are free and %v are kept", free, kept)
+		}
+		r.killed()
+	}
+	if n := r.metric("devmgrd_started_without_devices_total"); n != 0 {
+		t.Errorf("%v containers are said to have started without devices", n)
+	}
+	r.must(r.Delete(r.ctx, "a"))
+	r.until("both devices are free", func() bool { return r.inState(nic, "free") == 2 })
+}
+
 // Until the kubelet has been started, moving back what the import has moved undoes it.
 func TestMigration_ImportUndone_KubeletHasItsFile(t *testing.T) {
 	r := startWith(t, cluster.Options{}) // what the kubelet finds of earlier pods is part of the test
