@@ -2,6 +2,7 @@ package allocator_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -335,4 +336,23 @@ func TestGiveUp_DevicesUnknown_PodStays(t *testing.T) {
 	}, func(r *harness) {
 		r.giveUp = func(why device.Reason, resource device.ResourceName) time.Duration { return 2 * time.Hour }
 	})
+}
+
+// A static pod lacks devices of one resource, and no plugin has registered the others: these are in no table.
+func TestStaticPod_LacksSeveralResources_Waits(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		demand := app(gpu, 2)
+		for i := range 7 { // the order of a map decides which one is looked at first
+			demand.Wants[device.ResourceName(fmt.Sprintf("vendor.com/later%d", i))] = 1
+		}
+		for _, name := range []string{"a", "b", "c", "d"} {
+			d := pod(name, demand)
+			d.Local = true
+			r.Bind(d)
+			r.expect(name, "main", "waiting NotEnoughDevices")
+		}
+	}, func(r *harness) { r.mute = true })
 }

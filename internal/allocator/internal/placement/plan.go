@@ -132,6 +132,9 @@ func (p *planner) lacksOnlyTaken(why device.Reason) bool {
 		}
 	}
 	for r, n := range wants {
+		if p.from[r] == nil { // a static pod's, and no plugin has registered it
+			return false
+		}
 		if p.from[r].Listing().Usable().Common(bitset.Set{})-p.from[r].Busy().Usable < n { // no pod has the busy ones any longer
 			return false
 		}
