@@ -130,7 +130,7 @@ type Config struct {
 	ChecksProcesses func(device.ResourceName) bool
 	// Releaser proves more before devices are released; nil: nothing more is required.
 	Releaser Releaser
-	// Kubelets returns what the kubelet's device manager has assigned, and the same value until that changes. It must not block for long. nil: nothing.
+	// Kubelets returns what the kubelet's device manager has assigned, and the same value until that changes (KubeletChanged). nil: nothing.
 	Kubelets func() *device.Kubelets
 	Journal  Journal // nil: nothing is recorded
 	Log      *slog.Logger
@@ -154,8 +154,8 @@ type Allocator struct {
 
 	mu *lock // guards what follows; never held across a plugin's call or a commit
 	podLists
-	ledger   *ledger.Ledger   // who has which devices
-	kubelets *device.Kubelets // what the kubelet's device manager has assigned
+	ledger *ledger.Ledger // who has which devices
+	byKubelet
 	runtimeReport
 	writes
 	outOfService
@@ -226,7 +226,8 @@ func New(c Config) *Allocator {
 		c.Ordering = func(device.ResourceName) Ordering { return Ordering{} }
 	}
 	a := &Allocator{
-		cfg: c, began: time.Now(), mu: newLock(), kick: make(chan struct{}, 1), write: make(chan struct{}, 1), feed: feed.New(), retired: map[device.ResourceName]bool{}, kubelets: &device.Kubelets{},
+		cfg: c, began: time.Now(), mu: newLock(), kick: make(chan struct{}, 1), write: make(chan struct{}, 1), feed: feed.New(), retired: map[device.ResourceName]bool{},
+		byKubelet: byKubelet{kubelets: &device.Kubelets{}, kept: map[device.PodUID]map[string]device.Choice{}},
 		podLists: podLists{
 			pods: map[device.PodUID]*pod{}, locals: map[device.PodUID]*pod{}, mirrors: map[device.PodUID]device.PodDemand{},
 			waiting: map[device.PodUID]*pod{}, ended: map[device.PodUID]*pod{},

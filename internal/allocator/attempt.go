@@ -86,6 +86,10 @@ func (a *Allocator) listing(r device.ResourceName) *ledger.Listing {
 }
 
 func (a *Allocator) planLocked(p *pod, said placement.Preferences) (placement.Result, *device.Refusal) {
+	runsWith, no := a.runsWithLocked(p)
+	if no != nil {
+		return placement.Result{}, no
+	}
 	now, from := time.Now(), placement.Resources{}
 	for _, d := range p.demand.Demands {
 		for r := range d.Wants {
@@ -96,7 +100,7 @@ func (a *Allocator) planLocked(p *pod, said placement.Preferences) (placement.Re
 		}
 	}
 	return placement.Plan(placement.Input{
-		Demand: p.demand, Has: p.assigned, Running: a.ledger.Quarantined[p.demand.Pod.UID], Preferences: said, Topology: a.cfg.Topology, Sharing: a.sharingLocked(p),
+		Demand: p.demand, Has: p.assigned, Running: runsWith, Preferences: said, Topology: a.cfg.Topology, Sharing: a.sharingLocked(p),
 	}, from)
 }
 

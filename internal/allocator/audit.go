@@ -8,22 +8,14 @@ import (
 )
 
 // auditLocked reports containers of a pod that run without the devices they request: they were created while devmgrd was away
-// and unguarded. A container that got its devices from a kubelet before an import has no stamp and counts as served. While the kubelet's checkpoint could not
-// be read, such a container may have devices by it, and pauses what it requests.
+// and unguarded. A container that got its devices from a kubelet before an import has no stamp and counts as served.
 func (a *Allocator) auditLocked(p *pod) {
 	if p == nil || !p.active() || !a.runtimeSynced {
 		return
 	}
 	uid := p.demand.Pod.UID
 	for id, l := range a.running[uid] {
-		demand, asks := p.demand.Of(l.Name)
-		if !asks || l.Stamped || l.Reported || p.imported(*l) {
-			continue
-		}
-		if _, has := p.of(l.Name); a.kubelets.Unread && !has {
-			for r := range demand.Wants {
-				a.pauseLocked(demand.Container, id, l, r)
-			}
+		if _, asks := p.demand.Of(l.Name); !asks || l.Stamped || l.Reported || p.imported(*l) {
 			continue
 		}
 		l.Reported = true

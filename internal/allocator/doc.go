@@ -45,8 +45,8 @@
 //
 // Nothing is allocated before the runtime has listed its containers once, because the state file may be lost or an old
 // copy. The planning loop compares each list with the state file, and applies later reports of the runtime after it. Devices
-// that a container has by its annotation, that its pod requests, and that the state file does not assign, are quarantined for its pod (package ledger). So are those that the kubelet's device
-// manager has assigned to a pod, also while it has no container (kubelet.go).
+// that a container has by its annotation, that its pod requests, and that the state file does not assign, are quarantined for its pod (package ledger). A resource of which pods
+// have devices by the kubelet's device manager stays with the kubelet until they have left (kubelet.go).
 //
 // A pod's devices are released when the pod has left the API server, the runtime has no container of it, the host has no process
 // of it, and the Releaser has proved what else is required: departure.go has the stages of that.

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -332,7 +333,7 @@ type harness struct {
 	acts         journal
 	releaser     *releaser // nil: none
 	ordering     func(device.ResourceName) allocator.Ordering
-	kubelets     *device.Kubelets // nil: the kubelet has assigned nothing
+	kubelets     atomic.Pointer[device.Kubelets] // nil: the kubelet has assigned nothing
 	metrics      *prometheus.Registry
 
 	reader   *allocator.Allocator                    // the allocator that follow last followed
@@ -508,7 +509,7 @@ func (r *harness) start() {
 	}
 	has := &device.Kubelets{}
 	r.Allocator = allocator.New(allocator.Config{
-		Kubelets: func() *device.Kubelets { return cmp.Or(r.kubelets, has) },
+		Kubelets: func() *device.Kubelets { return cmp.Or(r.kubelets.Load(), has) },
 		Releaser: releaser,
 		Registry: r.plugins, Plugins: r.plugins, Store: r.disk, Notifier: r.plugins, Host: r.plugins, Known: known.Pods, Cordons: known.Cordons, Falls: known.Falls, Suspends: func(device.ResourceName) bool { return r.suspends }, Retired: known.Retired,
 		FailUnlisted: r.failUnlisted, Examines: func(device.ResourceName) bool { return r.examines }, Journal: &r.acts,

@@ -2,21 +2,37 @@ package allocator_test
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// kubelet has the kubelet assign devices of gpu to a container of pod a.
-func (r *harness) kubelet(container string, ids ...device.ID) {
-	r.kubelets = &device.Kubelets{Pods: map[device.PodUID]map[string]device.Choice{"a": {container: {gpu: ids}}}}
-	r.Refresh()
+// kubelet has the kubelet say what its device manager has assigned, by pod and container. of are further resources of which pods may have devices by it.
+func (r *harness) kubelet(assigned map[string]map[string]device.Choice, of ...device.ResourceName) {
+	all := &device.Kubelets{Resources: map[device.ResourceName]bool{}, Pods: map[device.PodUID]map[string]device.Choice{}, Word: map[string]map[string]device.Choice{}}
+	for name, containers := range assigned {
+		all.Pods[device.PodUID(name)], all.Word[pod(name).Pod.String()] = containers, containers
+		for _, choice := range containers {
+			for resource := range choice {
+				all.Resources[resource] = true
+			}
+		}
+	}
+	for _, resource := range of {
+		all.Resources[resource] = true
+	}
+	r.kubelets.Store(all)
+	r.KubeletChanged()
+}
+
+// has is one container with devices of gpu by the kubelet.
+func has(pod, container string, ids ...device.ID) map[string]map[string]device.Choice {
+	return map[string]map[string]device.Choice{pod: {container: {gpu: ids}}}
 }
 
 // A resource is ignored no longer. The kubelet has the pod's next containers get the same device, also while devmgrd is away.
-func TestKubelet_ResourceIsNoLongerIgnored_DeviceStaysThePods(t *testing.T) {
+func TestKubelet_ResourceIsNoLongerIgnored_StaysWithTheKubelet(t *testing.T) {
 	t.Parallel()
 	both := wants("side", device.App, nic, 1)
 	both.Wants[gpu] = 1
@@ -33,41 +49,98 @@ func TestKubelet_ResourceIsNoLongerIgnored_DeviceStaysThePods(t *testing.T) {
 					r.expect("a", "side", "ready vendor.com/nic[d0]")
 					r.halt()
 					r.plugins.stock(gpu, 2)
-					has := said("1", "a", now[len(now)-1].Container.Name, "d0")
-					r.kubelets = &device.Kubelets{Pods: map[device.PodUID]map[string]device.Choice{"a": {has.Container.Name: {gpu: {"d0"}}}}}
+					c := said("1", "a", now[len(now)-1].Container.Name, "d0")
+					r.kubelet(has("a", c.Container.Name, "d0"))
 					r.start()
 					var all []device.Running
 					if runs {
-						all = append(all, has)
+						all = append(all, c)
 					}
 					r.RuntimeSynced(all, nil)
-					bound := []device.PodDemand{pod("a", now...), pod("b", app(gpu, 1)), pod("c", app(gpu, 1))}
+					bound := []device.PodDemand{pod("a", now...), pod("b", app(gpu, 1))}
 					r.Replace(bound)
 					stands := func(requests int) {
 						t.Helper()
 						r.expect("a", "side", "ready vendor.com/nic[d0]")
-						r.expect("b", "main", "ready vendor.com/gpu[d1]")
-						r.expect("c", "main", "waiting NotEnoughDevices")
+						r.expect("b", "main", "waiting DevicesUnknown")
 						r.published(map[device.ResourceName]int{gpu: 2, nic: 1})
 						if n := r.Resources().Requested()[gpu]; n != requests {
 							t.Errorf("the scheduler counts %d requests, and here are %d", requests, n)
 						}
 						r.check()
 					}
-					stands(3)
-					r.RuntimeStopped(has)
-					stands(3)
+					stands(2)
+					r.RuntimeStopped(c)
+					stands(2)
 					r.restart()
 					r.RuntimeSynced(nil, nil)
-					stands(2) // before the API server has listed the pods
+					stands(1) // before the API server has listed the pods
 					r.Replace(bound)
-					stands(3)
+					stands(2)
+					next := running("2", "a", c.Container.Name)
+					r.RuntimeCreating(next)
+					r.RuntimeInjected(next)
 					r.Drop("a")
-					r.expect("c", "main", "ready vendor.com/gpu[d0]")
+					r.kubelet(nil) // it forgets a pod when that is deleted
+					r.after(time.Minute)
+					r.expect("b", "main", "waiting DevicesUnknown")
+					r.RuntimeStopped(next)
+					r.after(time.Minute)
+					r.expect("b", "main", "ready vendor.com/gpu[d0]")
+					r.check()
 				}, func(r *harness) { r.mute = true })
 			})
 		}
 	}
+}
+
+// A kubelet has started without its checkpoint: the pod's next container gets nothing from it, and the one that runs has its device.
+func TestKubelet_HasForgottenAPod_NextContainerWaits(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(nic, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", wants("side", device.App, nic, 1))
+		r.halt()
+		r.plugins.stock(gpu, 1)
+		r.kubelet(has("a", "main", "d0"))
+		r.start()
+		r.Replace([]device.PodDemand{pod("a", wants("side", device.App, nic, 1), app(gpu, 1)), pod("b", app(gpu, 1))})
+		c := running("1", "a", "main")
+		r.RuntimeSynced([]device.Running{c}, nil)
+		r.kubelet(nil)
+		r.expect("b", "main", "waiting DevicesUnknown")
+		r.RuntimeStopped(c)
+		r.expect("a", "main", "waiting DevicesUnknown")
+		r.Drop("a")
+		r.after(time.Minute)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.check()
+	}, func(r *harness) { r.mute = true })
+}
+
+// Neither the kubelet nor devmgrd has assigned what a container requests: its pod was assigned devices while the resource was ignored.
+func TestKubelet_ResourceIsNoLongerIgnored_ContainerWithoutItWaits(t *testing.T) {
+	t.Parallel()
+	both := wants("side", device.App, nic, 1)
+	both.Wants[gpu] = 1
+	run(t, func(r *harness) {
+		r.plugins.stock(nic, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", wants("side", device.App, nic, 1))
+		r.bind("b", wants("side", device.App, nic, 1))
+		r.halt()
+		r.plugins.stock(gpu, 2)
+		r.start()
+		r.Replace([]device.PodDemand{pod("a", both), pod("b", wants("side", device.App, nic, 1), app(gpu, 1))})
+		c := running("1", "a", "side")
+		r.RuntimeSynced([]device.Running{c}, nil)
+		r.expect("a", "side", "ready vendor.com/nic[d0]") // it runs
+		r.RuntimeStopped(c)
+		r.expect("a", "side", "waiting DevicesUnknown")
+		r.expect("b", "main", "waiting DevicesUnknown")
+		r.expect("b", "side", "ready vendor.com/nic[d1]")
+	}, func(r *harness) { r.mute = true })
 }
 
 // A pod is admitted while its plugin is still with the kubelet, and waits for devmgrd's hook until the plugin has come.
@@ -78,9 +151,16 @@ func TestKubelet_AssignsBeforeThePluginComes_PodHasThatDevice(t *testing.T) {
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))
 		r.expect("a", "main", "waiting PluginMissing")
-		r.kubelets = &device.Kubelets{Pods: map[device.PodUID]map[string]device.Choice{"a": {"main": {gpu: {"d1"}}}}}
+		r.kubelet(nil, gpu) // the checkpoint names pods
 		r.plugins.stock(gpu, 2)
+		r.expect("a", "main", "waiting DevicesUnknown")
+		r.kubelet(has("a", "main", "d1"))
 		r.expect("a", "main", "ready vendor.com/gpu[d1]")
+		r.expect("b", "main", "waiting DevicesUnknown")
+		r.Drop("a")
+		r.after(time.Minute)
+		r.expect("b", "main", "waiting DevicesUnknown")
+		r.kubelet(nil)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 		r.check()
 	}, func(r *harness) { r.mute = true })
@@ -91,7 +171,7 @@ func TestKubelet_PluginFailsAfterTheBoot_PodGetsNoOtherDevice(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
-		r.kubelet("main", "d1")
+		r.kubelet(has("a", "main", "d1"))
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		r.expect("a", "main", "ready vendor.com/gpu[d1]")
@@ -108,95 +188,47 @@ func TestKubelet_PluginFailsAfterTheBoot_PodGetsNoOtherDevice(t *testing.T) {
 	}, func(r *harness) { r.mute, r.boot = true, "boot" })
 }
 
-// The file names other containers, or more devices, than the pod requests.
-func TestKubelet_NotRequested_DoesNotCount(t *testing.T) {
+// Others can write the checkpoint: no pod gets a device that it alone names. It names another container, other devices or more.
+func TestKubelet_DoesNotSaySo_PodWaits(t *testing.T) {
 	t.Parallel()
-	run(t, func(r *harness) {
-		r.plugins.stock(gpu, 2)
-		r.RuntimeSynced(nil, nil)
-		for i, ids := range [][]device.ID{{"d0", "d1"}, {"d0"}} {
-			r.kubelet([]string{"main", "other"}[i], ids...)
-			r.bind("a", app(gpu, 1))
-			r.bind("b", app(gpu, 1))
-			r.expect("a", "main", "ready vendor.com/gpu[d0]")
-			r.expect("b", "main", "ready vendor.com/gpu[d1]")
-			r.check()
-			r.Drop("b")
-			r.Drop("a")
-			r.after(time.Second)
-		}
-	}, func(r *harness) { r.mute = true })
-}
-
-// What a pod requests is not known until the API server has listed it.
-func TestKubelet_NotRequested_CountsUntilThePodIsListed(t *testing.T) {
-	t.Parallel()
-	run(t, func(r *harness) {
-		r.RuntimeSynced(nil, nil)
-		r.bind("a", app(gpu, 1))
-		r.after(2 * time.Second) // it is on disk
-		r.restart()
-		r.kubelet("main", "d0", "d1")
-		r.RuntimeSynced(nil, nil)
-		r.plugins.stock(gpu, 2)
-		r.bind("b", app(gpu, 1))
-		r.expect("b", "main", "waiting NotEnoughDevices")
-		r.Replace([]device.PodDemand{pod("a", app(gpu, 1)), pod("b", app(gpu, 1))})
-		r.expect("b", "main", "ready vendor.com/gpu[d1]")
-		r.check()
-	}, func(r *harness) { r.mute = true })
-}
-
-// A pod that waits for devmgrd ends, with a device by the kubelet, before it is on disk and later.
-func TestKubelet_WaitingPodEnds_DeviceIsFree(t *testing.T) {
-	t.Parallel()
-	for _, waited := range []time.Duration{0, time.Minute} {
-		run(t, func(r *harness) {
-			r.kubelet("main", "gone")
-			r.RuntimeSynced(nil, nil)
-			r.bind("a", app(gpu, 1))
-			r.expect("a", "main", "waiting PluginMissing")
-			r.after(waited)
-			r.Drop("a")
-			r.after(time.Second)
-			r.plugins.stock(gpu, 1)
-			r.after(time.Second)
-			all, _ := r.Devices(gpu)
-			if len(all) != 1 {
-				t.Errorf("after a wait of %s the devices are %v", waited, all)
-			}
-			r.check()
-		}, func(r *harness) { r.mute = true })
-	}
-}
-
-// Containers may have devices by a checkpoint that cannot be read: nothing of what they request is assigned.
-func TestKubelet_CheckpointIsUnread_ResourceIsPaused(t *testing.T) {
-	t.Parallel()
-	for name, ends := range map[string]func(r *harness, c device.Running){
-		"the checkpoint can be read": func(r *harness, _ device.Running) { r.kubelet("main", "d0") },
-		"it names nothing":           func(r *harness, _ device.Running) { r.kubelet("other", "d0") },
-		"the container has ended":    func(r *harness, c device.Running) { r.Drop("a"); r.RuntimeStopped(c) },
+	for name, word := range map[string]map[string]device.Choice{
+		"nothing":           nil,
+		"other devices":     {"main": {gpu: {"d0"}}},
+		"another container": {"side": {gpu: {"d1"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(r *harness) {
 				r.plugins.stock(gpu, 2)
+				r.kubelets.Store(&device.Kubelets{
+					Resources: map[device.ResourceName]bool{gpu: true}, Pods: map[device.PodUID]map[string]device.Choice{"a": {"main": {gpu: {"d1"}}}},
+					Word: map[string]map[string]device.Choice{pod("a").Pod.String(): word},
+				})
 				r.RuntimeSynced(nil, nil)
-				c := running("1", "a", "main")
-				r.RuntimeSynced([]device.Running{c}, nil)
-				r.bind("b", app(gpu, 1))
-				r.expect("b", "main", "ready vendor.com/gpu[d0]") // no pod that is known requests what it may have
-				r.Drop("b")
 				r.bind("a", app(gpu, 1))
-				r.bind("b", app(gpu, 1))
-				r.expect("b", "main", "waiting DevicesUnknown")
-				ends(r, c)
-				r.expect("b", "main", map[bool]string{true: "ready vendor.com/gpu[d1]", false: "ready vendor.com/gpu[d0]"}[name != "the container has ended"])
-				if bare := slices.Contains(r.plugins.told, "a/main is bare"); bare != (name == "it names nothing") {
-					t.Errorf("reported to run without devices: %v", bare)
-				}
-				r.check()
-			}, func(r *harness) { r.mute, r.kubelets = true, &device.Kubelets{Unread: true} })
+				r.expect("a", "main", "waiting DevicesUnknown")
+				r.kubelet(nil)
+				r.expect("a", "main", "ready vendor.com/gpu[d0]")
+			}, func(r *harness) { r.mute = true })
 		})
 	}
+}
+
+// The kubelet has assigned a device that another pod has: the pod waits, whether devmgrd has assigned it others or not.
+func TestKubelet_AssignsADeviceOfAnotherPod_PodWaits(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("b", app(gpu, 1))
+		r.bind("a", app(gpu, 1))
+		r.expect("a", "main", "ready vendor.com/gpu[d1]")
+		r.kubelet(map[string]map[string]device.Choice{"a": {"main": {gpu: {"d0"}}}, "c": {"main": {gpu: {"d1"}}}})
+		r.bind("c", app(gpu, 1))
+		r.expect("a", "main", "waiting DeviceInUse")
+		r.expect("c", "main", "waiting DeviceInUse")
+		r.Drop("b")
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[d1]")
+		r.expect("c", "main", "waiting DeviceInUse")
+	}, func(r *harness) { r.mute = true })
 }

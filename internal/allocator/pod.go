@@ -266,9 +266,12 @@ func (a *Allocator) completeLocked(p *pod, d device.PodDemand) {
 // demandLocked takes over a pod's newest demand. A pod's requests never change, but the part that devmgrd serves may, until it has been served: the scheduler
 // may give a resource to a DRA driver, and after a restart other resources may be ignored.
 func (a *Allocator) demandLocked(p *pod, d device.PodDemand) {
-	same := p.demand.Equal(d)
+	same, newest := p.demand.Equal(d), d.Demands
+	if same {
+		newest = nil
+	}
 	if !same || p.newest != nil {
-		a.editLocked(p, func(*device.PodDemand) { p.newest = d.Demands })
+		a.editLocked(p, func(*device.PodDemand) { p.newest = newest })
 	}
 	switch {
 	case same:

@@ -56,6 +56,9 @@ func (a *Allocator) readinessLocked(c device.Container, exists bool) device.Read
 	if p == nil || p.phase == forgetting || p.phase == returned {
 		return device.Readiness{State: device.Unknown}
 	}
+	if no := a.lackingLocked(p, c); no != nil && !exists {
+		return device.Readiness{State: device.Waiting, Wait: no.Wait}
+	}
 	demand, ok := p.demand.Of(c.Name)
 	if !ok {
 		return device.Readiness{State: device.NoDevices}

@@ -87,7 +87,6 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 	a.runtimeSynced, a.runtimeListed, a.syncedAt = true, true, time.Now()
 	a.replaceLocked(local, true)
 	for _, p := range a.pods {
-		a.keepKubeletsLocked(p)
 		a.auditLocked(p)
 		a.reviveLocked(p)
 	}
@@ -194,9 +193,8 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) *container
 	if !last {
 		return c
 	}
-	if !a.fromKubeletLocked(a.pods[uid]) {
-		a.disownLocked(uid)
-	}
+	a.disownLocked(uid)
+	a.leftLocked(uid)
 	switch p := a.pods[uid]; {
 	case p == nil:
 	case !p.active():

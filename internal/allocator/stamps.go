@@ -186,7 +186,6 @@ func (a *Allocator) reviewSaidLocked(p *pod) {
 	if p == nil {
 		return
 	}
-	defer a.keepKubeletsLocked(p)
 	uid, fit := p.demand.Pod.UID, map[string]map[device.ResourceName][]device.ID{}
 	for id, l := range a.running[uid] {
 		c := device.Container{Pod: uid, Name: l.Name}

@@ -91,6 +91,7 @@ func (d *daemon) addCore() error {
 		part{name: "journal", run: journal.Run},
 		part{name: "reclaim", run: d.runGate},
 		part{name: "allocator", run: d.devices.Run},
+		part{name: "kubelet", run: d.runKubelet},
 		part{name: "healthcommand", run: examiner.Run},
 	)
 	if c.Plugins.CheckpointMirror {
@@ -106,6 +107,15 @@ func (d *daemon) runPlugins(ctx context.Context) error {
 		with.Accounts = d.pods
 	}
 	return d.plugins.Run(ctx, with)
+}
+
+// runKubelet asks the kubelet what its own device manager has assigned.
+func (d *daemon) runKubelet(ctx context.Context) error {
+	if d.kubelet == nil {
+		<-ctx.Done()
+		return nil
+	}
+	return d.kubelet.run(ctx, d.devices.KubeletChanged)
 }
 
 // runGate is the same for the proofs that devices are free.

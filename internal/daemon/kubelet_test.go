@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
@@ -43,16 +42,28 @@ func entryOf(r device.ResourceName, answer []byte) checkpoint.Entry {
 	return checkpoint.Entry{Container: mainOfPod, Resource: r, Devices: []device.Device{{ID: "7"}}, Answer: answer}
 }
 
+// says is the kubelet's word: containers of one pod with devices of these resources.
+func says(all ...device.ResourceName) map[string]map[string]device.Choice {
+	choice := device.Choice{}
+	for _, r := range all {
+		choice[r] = []device.ID{"7"}
+	}
+	return map[string]map[string]device.Choice{"ns/pod": {"main": choice}}
+}
+
 // What the kubelet has assigned counts, but for resources that stay with it. A damaged file does not replace one that was read.
 func TestKubelet_File_IsReadWhenItChanges(t *testing.T) {
 	t.Parallel()
 	k, write := kubeletFile(t)
-	if got := k.assigned(); len(got.Pods) != 0 || got.Unread {
+	if got := k.assigned(); len(got.Pods)+len(got.Resources) != 0 {
 		t.Errorf("without a file: %v", got)
 	}
 	write(checkpoint.File{Entries: []checkpoint.Entry{entryOf(gpu, nil), entryOf("theirs.example/nic", nil)}})
 	first := k.assigned()
-	if want := (&device.Kubelets{Pods: map[device.PodUID]map[string]device.Choice{mainOfPod.Pod: {mainOfPod.Name: {gpu: {"7"}}}}}); !reflect.DeepEqual(first, want) {
+	want := &device.Kubelets{
+		Resources: map[device.ResourceName]bool{gpu: true}, Pods: map[device.PodUID]map[string]device.Choice{mainOfPod.Pod: {mainOfPod.Name: {gpu: {"7"}}}},
+	}
+	if !reflect.DeepEqual(first, want) {
 		t.Errorf("read %v, want %v", first, want)
 	}
 	if k.assigned() != first {
@@ -64,7 +75,6 @@ func TestKubelet_File_IsReadWhenItChanges(t *testing.T) {
 	if got := k.assigned(); got != first {
 		t.Errorf("once the file is damaged: %v", got)
 	}
-	k.manages(t.Context())
 	if all := k.limits(); len(all) != 1 || !strings.Contains(all[0].Text, "cannot read "+k.path) {
 		t.Errorf("limits of a damaged file: %v", all)
 	}
@@ -75,34 +85,13 @@ func TestKubelet_File_IsReadWhenItChanges(t *testing.T) {
 	}
 }
 
-// A file that cannot be read at the first look does not count as none.
-func TestKubelet_DamagedFromTheStart_IsUnread(t *testing.T) {
-	t.Parallel()
-	k, write := kubeletFile(t)
-	if err := os.WriteFile(k.path, []byte("{}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if first := k.assigned(); !first.Unread || k.assigned() != first {
-		t.Errorf("damaged: %v", first)
-	}
-	if all := k.manages(t.Context()); len(all) != 0 {
-		t.Errorf("the kubelet manages %v", all)
-	}
-	write(checkpoint.File{Entries: []checkpoint.Entry{entryOf(gpu, nil)}})
-	if got := k.assigned(); got.Unread || len(got.Pods) != 1 {
-		t.Errorf("once it can be read: %v", got)
-	}
-}
-
 // The kubelet has a resource while a plugin is registered, and five minutes longer; and while a pod has devices by it. Pods that have ended it forgets
-// when it is asked: in memory, and in its file when it writes that for another reason. A kubelet that restarts reads the file.
+// when it is asked: in memory, and in its file when it writes that for another reason. A kubelet that restarts reads the file. A file that another has written
+// or removed does not count more than the kubelet's word.
 func TestKubelet_Manages_UntilItHasForgotten(t *testing.T) {
 	t.Parallel()
 	k, write := kubeletFile(t)
-	var used map[device.ResourceName]bool
-	var failure error
-	asked := 0
-	k.ask = func(context.Context) (map[device.ResourceName]bool, error) { asked++; return used, failure }
+	k.ask = func(context.Context) (map[string]map[string]device.Choice, error) { return nil, errors.New("the test asks") }
 	const theirs device.ResourceName = "theirs.example/nic"
 	entries := []checkpoint.Entry{entryOf(gpu, nil), entryOf(nic, nil), entryOf(theirs, nil)}
 	registered := map[device.ResourceName][]device.ID{gpu: {}}
@@ -114,35 +103,83 @@ func TestKubelet_Manages_UntilItHasForgotten(t *testing.T) {
 			k.limits()
 		}
 	}()
-	again := func() { k.last.at = time.Time{} }
+	t.Cleanup(func() { <-hook })
+	answer := func(err error, of ...device.ResourceName) func() {
+		return func() {
+			again := k.answered(k.read(), says(of...), err)
+			if asks := err != nil || len(k.assigned().Resources) > 0 || len(k.read().Entries) > 0; asks == again.IsZero() {
+				t.Errorf("asked again: %v", !again.IsZero())
+			}
+		}
+	}
 	steps := []struct {
 		about string
 		do    func()
 		has   []device.ResourceName
-		asked int
 		limit string
 	}{
-		{"no file", func() {}, nil, 0, ""},
-		{"a plugin without healthy devices", func() { write(checkpoint.File{Healthy: registered}) }, []device.ResourceName{gpu}, 0, ""},
-		{"a pod with devices of a resource that stays with the kubelet", func() { write(checkpoint.File{Entries: entries[2:]}) }, nil, 0, ""},
-		{"pods, and no answer", func() { failure = errors.New("away"); write(checkpoint.File{Healthy: registered, Entries: entries}) }, []device.ResourceName{gpu, nic}, 1, "away"},
-		{"at once again", func() {}, []device.ResourceName{gpu, nic}, 0, "away"},
-		{"the pods have devices", func() { again(); failure, used = nil, map[device.ResourceName]bool{nic: true, gpu: true} }, []device.ResourceName{gpu, nic}, 1, ""},
-		{"they have ended, before the kubelet writes its file", func() { again(); used = map[device.ResourceName]bool{nic: true} }, []device.ResourceName{gpu, nic}, 1, ""},
-		{"the plugin is forgotten", func() { write(checkpoint.File{Entries: entries}) }, []device.ResourceName{nic}, 1, "[vendor.example/gpu]"},
-		{"all pods have ended", func() { again(); used = nil }, nil, 1, "[vendor.example/gpu vendor.example/nic]"},
-		{"the kubelet has restarted", func() { again(); used = map[device.ResourceName]bool{gpu: true} }, []device.ResourceName{gpu}, 1, "[vendor.example/nic]"},
-		{"another file", func() { write(checkpoint.File{}) }, nil, 0, ""},
+		{"no file", func() {}, nil, ""},
+		{"a plugin without healthy devices", func() { write(checkpoint.File{Healthy: registered}) }, []device.ResourceName{gpu}, ""},
+		{"a pod with devices of a resource that stays with the kubelet", func() { write(checkpoint.File{Entries: entries[2:]}) }, nil, ""},
+		{"it says so too", answer(nil, theirs), nil, ""},
+		{"pods", func() { write(checkpoint.File{Healthy: registered, Entries: entries}) }, []device.ResourceName{gpu, nic}, ""},
+		{"no answer", answer(errors.New("away")), []device.ResourceName{gpu, nic}, "away"},
+		{"the pods have devices", answer(nil, nic, gpu), []device.ResourceName{gpu, nic}, "drain the node"},
+		{"they have ended, before the kubelet writes its file", answer(nil, nic), []device.ResourceName{gpu, nic}, "pods have devices of [vendor.example/nic] by it"},
+		{"the plugin is forgotten", func() { write(checkpoint.File{Entries: entries}) }, []device.ResourceName{gpu, nic}, ""},
+		{"it says the same", answer(nil, nic), []device.ResourceName{nic}, "names ended pods with devices of [vendor.example/gpu]"},
+		{"the file is removed, and the kubelet has a pod", func() { remove(t, k.path) }, []device.ResourceName{nic}, ""},
+		{"it says so", answer(nil, nic), []device.ResourceName{nic}, "of [vendor.example/nic]"},
+		{"the file is back", func() { write(checkpoint.File{Entries: entries}) }, []device.ResourceName{gpu, nic}, ""},
+		{"all pods have ended", answer(nil), nil, "[vendor.example/gpu vendor.example/nic]"},
+		{"the kubelet has restarted", answer(nil, gpu), []device.ResourceName{gpu}, "pods with devices of [vendor.example/nic]"},
+		{"another file", func() { write(checkpoint.File{}) }, []device.ResourceName{gpu}, ""},
+		{"no pod has devices", answer(nil), nil, ""},
 	}
-	t.Cleanup(func() { <-hook })
 	for _, s := range steps {
 		s.do()
-		before := asked
-		if got := slices.Sorted(maps.Keys(k.manages(t.Context()))); !slices.Equal(got, s.has) || asked-before != s.asked {
-			t.Errorf("%s: the kubelet has %v, want %v; asked %d times, want %d", s.about, got, s.has, asked-before, s.asked)
+		if got := slices.Sorted(maps.Keys(k.manages())); !slices.Equal(got, s.has) {
+			t.Errorf("%s: the kubelet has %v, want %v", s.about, got, s.has)
 		}
-		if all := k.limits(); (s.limit != "") != (len(all) == 1) || len(all) == 1 && !strings.Contains(all[0].Text, s.limit) {
-			t.Errorf("%s: limits: %v", s.about, all)
+		said := ""
+		for _, l := range k.limits() {
+			said += l.Text + "\n"
 		}
+		if (s.limit == "") != (said == "") || !strings.Contains(said, s.limit) {
+			t.Errorf("%s: limits: %s", s.about, said)
+		}
+	}
+}
+
+func remove(t *testing.T, path string) {
+	t.Helper()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The kubelet is asked once, once more for each new file, and the allocator hears of what it says.
+func TestKubelet_Run_AsksForEachFile(t *testing.T) {
+	t.Parallel()
+	k, write := kubeletFile(t)
+	asked, changed := make(chan struct{}), make(chan struct{}, 1)
+	k.ask = func(ctx context.Context) (map[string]map[string]device.Choice, error) {
+		select {
+		case asked <- struct{}{}:
+		case <-ctx.Done():
+		}
+		return says(gpu), nil
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- k.run(ctx, func() { changed <- struct{}{} }) }()
+	<-asked
+	<-changed
+	write(checkpoint.File{Entries: []checkpoint.Entry{entryOf(gpu, nil)}})
+	k.assigned() // before a plan
+	<-asked
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }

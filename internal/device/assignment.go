@@ -83,11 +83,50 @@ func Shares(all []Assignment) iter.Seq2[Container, Share] {
 // A Choice is a proposal of devices for one container, without a hold.
 type Choice map[ResourceName][]ID
 
-// Kubelets is what the kubelet's device manager has assigned, as its checkpoint says: it has each container that it creates get these devices, as long as
-// the pod is on the node.
+// Kubelets is what the kubelet's device manager has assigned.
 type Kubelets struct {
-	Pods   map[PodUID]map[string]Choice // by container name
-	Unread bool                         // there is a checkpoint, and it could not be read yet
+	Resources map[ResourceName]bool        // those of which pods have devices by it, or may have
+	Pods      map[PodUID]map[string]Choice // as its checkpoint says, which others can write; by container name
+	Word      map[string]map[string]Choice // as it says itself; by namespace/name, and by container name
+}
+
+// Of returns what a pod has, by container name: what the checkpoint says of this very pod and the kubelet of a pod of its name. The kubelet says nothing of init
+// containers: they count as far as other containers of the pod have got their devices.
+func (k *Kubelets) Of(p Pod) map[string]Choice {
+	if len(k.Pods[p.UID]) == 0 { // nearly always
+		return nil
+	}
+	all, word := map[string]Choice{}, k.Word[p.String()]
+	add := func(name string, r ResourceName, ids []ID) {
+		if all[name] == nil {
+			all[name] = Choice{}
+		}
+		all[name][r] = ids
+	}
+	confirmed := map[Key]bool{}
+	for name, choice := range k.Pods[p.UID] {
+		for r, ids := range choice {
+			if len(ids) == 0 || !sameIDs(ids, word[name][r]) {
+				continue
+			}
+			add(name, r, ids)
+			for _, id := range ids {
+				confirmed[Key{r, id}] = true
+			}
+		}
+	}
+	for name, choice := range k.Pods[p.UID] {
+		for r, ids := range choice {
+			if _, said := word[name]; !said && len(ids) > 0 && !slices.ContainsFunc(ids, func(id ID) bool { return !confirmed[Key{r, id}] }) {
+				add(name, r, ids)
+			}
+		}
+	}
+	return all
+}
+
+func sameIDs(a, b []ID) bool {
+	return len(a) == len(b) && slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }
 
 // A PodRecord is the store's record of a pod: its demand and, once settled, its assignments.

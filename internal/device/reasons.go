@@ -155,10 +155,10 @@ var explanations = []Explanation{
 	},
 	{
 		Reason:  DevicesUnknown,
-		Meaning: "the state file was lost, and the devices of running containers cannot be told. devmgrd assigns no device of the resource until they end",
-		Remedy:  "the log names them (`container runs with unknown devices`): end their pods, or wait",
+		Meaning: "containers have devices that only a lost state file named, or pods have some by the kubelet: devmgrd assigns none until they end",
+		Remedy:  "the log names them (`container runs with unknown devices`), or `devmgrd status`: end their pods, or wait",
 		Section: "runbook.md#devmgrdstatefiledamaged",
-		ends:    "the containers with unknown devices of %s end: devmgrd's log names them",
+		ends:    "the containers with unknown devices of %s end: devmgrd's log names them, or devmgrd status",
 	},
 	{
 		Reason:  DeviceInUse,

@@ -79,7 +79,7 @@ type Config struct {
 	// Ignored reports which resources devmgrd does not manage: they are not removed from the Node either.
 	Ignored func(device.ResourceName) bool
 	// KubeletManages returns the resources that the kubelet's own device manager has: it fails new pods that request them. nil: none.
-	KubeletManages func(context.Context) map[device.ResourceName]bool
+	KubeletManages func() map[device.ResourceName]bool
 	// Claimed reports which resources are offered through claims: the Node must not show them. A value of 0 would not do: at its start a
 	// kubelet fails pods that count against it. nil: none is.
 	Claimed func(device.ResourceName) bool
@@ -121,7 +121,7 @@ func New(cfg Config) *Publisher {
 		cfg.Slices = noSlices{}
 	}
 	if cfg.KubeletManages == nil {
-		cfg.KubeletManages = func(context.Context) map[device.ResourceName]bool { return nil }
+		cfg.KubeletManages = func() map[device.ResourceName]bool { return nil }
 	}
 	if cfg.Claimed == nil {
 		cfg.Claimed = func(device.ResourceName) bool { return false }
@@ -204,7 +204,7 @@ func (p *Publisher) publish(ctx context.Context) {
 		}
 		now.node = node
 		sliced := p.awaitSlices(now.capacity, node, decider.withdrawn)
-		now.shared = p.sharedWithKubelet(now.capacity, p.cfg.KubeletManages(ctx))
+		now.shared = p.sharedWithKubelet(now.capacity, p.cfg.KubeletManages())
 		var retired []device.ResourceName
 		if now.listed {
 			retired = resources.Retired

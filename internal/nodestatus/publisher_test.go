@@ -48,7 +48,7 @@ type view struct {
 }
 
 // kubeletManages is what the kubelet would say.
-func (v *view) kubeletManages(context.Context) map[device.ResourceName]bool {
+func (v *view) kubeletManages() map[device.ResourceName]bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.kubelets

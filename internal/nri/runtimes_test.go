@@ -116,13 +116,12 @@ func TestRuntimes_VariableInCommandLine_IsReplacedOrRefused(t *testing.T) {
 
 // A CDI device wins over a plain grant at its path on every runtime that injects CDI devices, also without device rules.
 func TestRuntimes_CDIDeviceAndPlainGrant_CDIDeviceWins(t *testing.T) {
-	t.Parallel()
 	specs := t.TempDir()
 	if err := os.WriteFile(filepath.Join(specs, "a.json"), []byte(`{"cdiVersion": "0.6.0", "kind": "a.com/x", "devices": [{"name": "1", "containerEdits": {
 		"deviceNodes": [{"path": "/dev/x", "hostPath": "/dev/null", "permissions": "rw"}], "mounts": [{"hostPath": "/tmp", "containerPath": "/m"}]}}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	before := cdiDirs
+	before := cdiDirs // of all tests: this one is not parallel
 	cdiDirs = []string{specs}
 	t.Cleanup(func() { cdiDirs = before })
 	grant := func(host string) device.Readiness {

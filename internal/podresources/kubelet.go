@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -74,9 +75,9 @@ func paths(socket string, taken bool) []string {
 	return []string{socket}
 }
 
-// KubeletsResources asks the kubelet at socket, which devmgrd may have taken over, for the resources of which containers have devices of its own
-// device manager. With this question the kubelet also forgets the devices of pods that have ended (UpdateAllocatedDevices).
-func KubeletsResources(ctx context.Context, socket string, taken bool) (map[device.ResourceName]bool, error) {
+// KubeletsDevices asks the kubelet at socket, which devmgrd may have taken over, for the devices that pods have by its own device manager, by namespace/name and by
+// container name. With this question the kubelet also forgets the devices of pods that have ended (UpdateAllocatedDevices).
+func KubeletsDevices(ctx context.Context, socket string, taken bool) (map[string]map[string]device.Choice, error) {
 	ctx, cancel := context.WithTimeout(ctx, kubeletTimeout)
 	defer cancel()
 	conn, err := connect(paths(socket, taken), os.Getpid())
@@ -88,11 +89,23 @@ func KubeletsResources(ctx context.Context, socket string, taken bool) (map[devi
 	if err != nil {
 		return nil, fmt.Errorf("PodResources of the kubelet at %s: %w", socket, err)
 	}
-	all := map[device.ResourceName]bool{}
+	all := map[string]map[string]device.Choice{}
 	for _, p := range answer.GetPodResources() {
+		pod := device.Pod{Namespace: p.GetNamespace(), Name: p.GetName()}.String()
 		for _, c := range p.GetContainers() {
-			for _, d := range c.GetDevices() {
-				all[device.ResourceName(d.GetResourceName())] = true
+			for _, d := range c.GetDevices() { // one for each NUMA node, or for each device
+				if all[pod] == nil {
+					all[pod] = map[string]device.Choice{}
+				}
+				if all[pod][c.GetName()] == nil {
+					all[pod][c.GetName()] = device.Choice{}
+				}
+				choice, r := all[pod][c.GetName()], device.ResourceName(d.GetResourceName())
+				for _, id := range d.GetDeviceIds() {
+					if !slices.Contains(choice[r], device.ID(id)) {
+						choice[r] = append(choice[r], device.ID(id))
+					}
+				}
 			}
 		}
 	}
