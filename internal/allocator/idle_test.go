@@ -222,7 +222,7 @@ func TestIdleContainer_BarredWithUnknownDevices_ResourceIsNotPaused(t *testing.T
 		}, func(r *harness) { r.mute = true })
 	})
 	run(t, func(r *harness) {
-		r.plugins.stock(gpu, 2)
+		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")

@@ -18,7 +18,7 @@ import (
 // byKubelet is what pods have by the kubelet's device manager.
 type byKubelet struct {
 	kubelets *device.Kubelets                           // its latest word
-	kept     map[device.PodUID]map[string]device.Choice // of pods that it has forgotten and that are still here
+	kept     map[device.PodUID]map[string]device.Choice // of pods that it has forgotten and that have not departed
 }
 
 // KubeletChanged reports that Config.Kubelets returns another value.
@@ -38,34 +38,23 @@ func (a *Allocator) refreshKubelets() {
 	}
 	a.kubelets = now
 	for uid := range was.Pods {
-		if p := a.pods[uid]; p != nil && len(now.Of(p.demand.Pod)) == 0 {
-			a.keepLocked(uid, was.Of(p.demand.Pod))
+		p := a.pods[uid]
+		if p == nil || len(now.Of(p.demand.Pod)) > 0 {
+			continue
+		}
+		if has := was.Of(p.demand.Pod); len(has) > 0 {
+			a.kept[uid] = has
 		}
 	}
 	for r := range was.Resources {
 		a.wakeLocked(r, false)
 	}
-	for uid := range now.Pods {
-		if p := a.pods[uid]; p != nil && p.phase == waiting && p.retry.IsZero() {
-			a.queueLocked(p)
-		}
-	}
 	a.changedLocked()
 }
 
-// keepLocked remembers what a pod has by the kubelet, which forgets it: containers of the pod may still run.
-func (a *Allocator) keepLocked(uid device.PodUID, has map[string]device.Choice) {
-	if len(has) > 0 {
-		a.kept[uid] = has
-	}
-}
-
-// leftLocked forgets what a pod has by the kubelet, once neither the pod is known nor a container of it.
+// leftLocked forgets what a pod has by the kubelet: it has departed.
 func (a *Allocator) leftLocked(uid device.PodUID) {
 	has := a.kept[uid]
-	if has == nil || a.pods[uid] != nil || len(a.running[uid]) > 0 {
-		return
-	}
 	delete(a.kept, uid)
 	for _, choice := range has {
 		for r := range choice {
@@ -113,7 +102,7 @@ func (a *Allocator) runsWithLocked(p *pod) (map[string]device.Choice, *device.Re
 				continue
 			}
 			ids := has[name][r]
-			if len(ids) != n || len(d.Fixed[r]) > 0 {
+			if len(ids) != n {
 				return nil, device.Refuse(device.DevicesUnknown, nil, "pods have devices of %s by the kubelet's device manager; devmgrd assigns others once these pods have ended", r)
 			}
 			if no := a.disputedLocked(p, r, ids); no != nil {

@@ -157,12 +157,29 @@ func TestKubelet_AssignsBeforeThePluginComes_PodHasThatDevice(t *testing.T) {
 		r.kubelet(has("a", "main", "d1"))
 		r.expect("a", "main", "ready vendor.com/gpu[d1]")
 		r.expect("b", "main", "waiting DevicesUnknown")
+		r.bind("c", claims(app(gpu, 1), "claim", "d0"))
+		r.expect("c", "main", "waiting DevicesUnknown")
+		r.Drop("c")
 		r.Drop("a")
 		r.after(time.Minute)
 		r.expect("b", "main", "waiting DevicesUnknown")
 		r.kubelet(nil)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 		r.check()
+	}, func(r *harness) { r.mute = true })
+}
+
+// A container that runs has its devices, as the runtime's list and the checkpoint say, before the kubelet has answered.
+func TestKubelet_HasNotAnswered_RunningContainerIsAssignedItsDevice(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.kubelet(nil, gpu)
+		r.RuntimeSynced([]device.Running{said("1", "a", "main", "d1")}, nil)
+		r.bind("a", app(gpu, 1))
+		r.bind("b", app(gpu, 1))
+		r.expect("a", "main", "ready vendor.com/gpu[d1]")
+		r.expect("b", "main", "waiting DevicesUnknown")
 	}, func(r *harness) { r.mute = true })
 }
 

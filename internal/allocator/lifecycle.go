@@ -70,7 +70,7 @@ func (a *Allocator) enterLocked(p *pod, next phase) {
 		delete(a.pods, uid)
 		delete(a.locals, uid)
 		delete(a.unsaved, uid)
-		defer a.leftLocked(uid)
+		a.leftLocked(uid)
 		for r := range p.demand.Requests() { // its devices were the last of a resource that is forgotten
 			a.pruneLocked(r)
 		}
@@ -99,7 +99,6 @@ func (a *Allocator) enterLocked(p *pod, next phase) {
 			a.passFailuresLocked(p, ledger.DevicesOf(p.assigned), false)
 		}
 		a.requestLocked(p.requested(), -1)
-		a.keepLocked(uid, a.kubelets.Of(p.demand.Pod))
 	case next != absent:
 		return
 	}

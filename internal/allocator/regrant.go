@@ -44,7 +44,7 @@ const maxRegrants = 3
 
 // regrantLocked renews the lapsed grants of a pod.
 func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
-	movable := !p.ran && !a.running[p.demand.Pod.UID].MayRun() && len(a.fromKubeletLocked(p)) == 0
+	movable := !p.ran && !a.running[p.demand.Pod.UID].MayRun()
 	failed := p.tries >= maxRegrants && p.wait.Reason != device.StoreUnavailable
 	if movable && (failed || slices.Contains(slices.Collect(maps.Values(p.lapsed)), unusable)) {
 		a.moveLocked(p, p.wait)

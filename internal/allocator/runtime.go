@@ -194,7 +194,6 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) *container
 		return c
 	}
 	a.disownLocked(uid)
-	a.leftLocked(uid)
 	switch p := a.pods[uid]; {
 	case p == nil:
 	case !p.active():
