@@ -18,7 +18,7 @@ import (
 // byKubelet is what pods have by the kubelet's device manager.
 type byKubelet struct {
 	kubelets *device.Kubelets                           // its latest word
-	kept     map[device.PodUID]map[string]device.Choice // of pods that it has forgotten and that have not departed
+	kept     map[device.PodUID]map[string]device.Choice // of pods that it has forgotten and whose containers run
 }
 
 // KubeletChanged reports that Config.Kubelets returns another value.
@@ -38,12 +38,9 @@ func (a *Allocator) refreshKubelets() {
 	}
 	a.kubelets = now
 	for uid := range was.Pods {
-		p := a.pods[uid]
-		if p == nil || len(now.Of(p.demand.Pod)) > 0 {
-			continue
-		}
-		if has := was.Of(p.demand.Pod); len(has) > 0 {
-			a.kept[uid] = has
+		if p := a.pods[uid]; p != nil && len(now.Of(p.demand.Pod)) == 0 {
+			a.keepLocked(p, was.Of(p.demand.Pod))
+			a.stoppedUsingLocked(uid)
 		}
 	}
 	for r := range was.Resources {
@@ -52,7 +49,25 @@ func (a *Allocator) refreshKubelets() {
 	a.changedLocked()
 }
 
-// leftLocked forgets what a pod has by the kubelet: it has departed.
+// keepLocked remembers what a pod has by the kubelet alone, which has forgotten it: the pod's containers run with it.
+func (a *Allocator) keepLocked(p *pod, has map[string]device.Choice) {
+	for name, choice := range has {
+		for r := range choice {
+			if len(a.ledger.Granted(device.Container{Pod: p.demand.Pod.UID, Name: name}, r)) == 0 {
+				a.kept[p.demand.Pod.UID] = has
+			}
+		}
+	}
+}
+
+// stoppedUsingLocked forgets what a pod has by the kubelet if the runtime has no container of it. If it has ended, it departs first.
+func (a *Allocator) stoppedUsingLocked(uid device.PodUID) {
+	if p := a.pods[uid]; a.runtimeSynced && len(a.running[uid]) == 0 && (p == nil || p.active()) {
+		a.leftLocked(uid)
+	}
+}
+
+// leftLocked forgets what a pod has by the kubelet.
 func (a *Allocator) leftLocked(uid device.PodUID) {
 	has := a.kept[uid]
 	delete(a.kept, uid)

@@ -112,8 +112,6 @@ func TestKubelet_HasForgottenAPod_NextContainerWaits(t *testing.T) {
 		r.expect("b", "main", "waiting DevicesUnknown")
 		r.RuntimeStopped(c)
 		r.expect("a", "main", "waiting DevicesUnknown")
-		r.Drop("a")
-		r.after(time.Minute)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 		r.check()
 	}, func(r *harness) { r.mute = true })
@@ -162,6 +160,23 @@ func TestKubelet_AssignsBeforeThePluginComes_PodHasThatDevice(t *testing.T) {
 		r.Drop("c")
 		r.Drop("a")
 		r.after(time.Minute)
+		r.expect("b", "main", "waiting DevicesUnknown")
+		r.kubelet(nil)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.check()
+	}, func(r *harness) { r.mute = true })
+}
+
+// devmgrd has assigned a pod what it had by the kubelet. Once the kubelet has started without its checkpoint, others get theirs.
+func TestKubelet_HasForgottenAPodWithDevicesByDevmgrd_OthersGetTheirs(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.kubelet(has("a", "main", "d1"))
+		r.RuntimeSynced([]device.Running{said("1", "a", "main", "d1")}, nil)
+		r.bind("a", app(gpu, 1))
+		r.bind("b", app(gpu, 1))
+		r.expect("a", "main", "ready vendor.com/gpu[d1]")
 		r.expect("b", "main", "waiting DevicesUnknown")
 		r.kubelet(nil)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")

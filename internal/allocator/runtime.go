@@ -86,6 +86,9 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 	}
 	a.runtimeSynced, a.runtimeListed, a.syncedAt = true, true, time.Now()
 	a.replaceLocked(local, true)
+	for uid := range a.kept {
+		a.stoppedUsingLocked(uid)
+	}
 	for _, p := range a.pods {
 		a.auditLocked(p)
 		a.reviveLocked(p)
@@ -194,6 +197,7 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) *container
 		return c
 	}
 	a.disownLocked(uid)
+	a.stoppedUsingLocked(uid)
 	switch p := a.pods[uid]; {
 	case p == nil:
 	case !p.active():
