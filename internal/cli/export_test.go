@@ -41,7 +41,7 @@ func (f *harness) keep() {
 func TestExport(t *testing.T) {
 	f := newFarm(t)
 	f.keep()
-	theirs := f.kubelet("c main c.example/seat 7", "old main a.example/gpu gpu-1")
+	theirs := f.kubelet("c main c.example/seat 7", "old main a.example/gpu gpu-1", "b other a.example/gpu gpu-2", "b third a.example/gpu gpu-0")
 	before := tree(t, f.dir)
 	status, out, errs := f.execute("export", f.file, "--dry-run")
 	if after := tree(t, f.dir); status != 0 || !reflect.DeepEqual(after, before) {
@@ -66,7 +66,7 @@ func TestExport(t *testing.T) {
 			entries = append(entries, fmt.Sprint(e.Container.Pod, " ", e.Container.Name, " ", e.Resource, e.Devices))
 		}
 		if want := []string{
-			"a first a.example/gpu[{gpu-0 false [1] 0}]", "a main a.example/gpu[{gpu-0 false [1] 0}]", "c main c.example/seat[{7 false [] 0}]",
+			"a first a.example/gpu[{gpu-0 false [1] 0}]", "a main a.example/gpu[{gpu-0 false [1] 0}]", "b other a.example/gpu[{gpu-2 false [] 0}]", "c main c.example/seat[{7 false [] 0}]",
 		}; !slices.Equal(entries, want) {
 			t.Errorf("the file has %q, want %q", entries, want)
 		}

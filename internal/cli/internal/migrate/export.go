@@ -40,7 +40,9 @@ func (n Node) Export() error {
 	}
 	there := err == nil
 	stays := old.Select(func(r device.ResourceName) bool { return !slices.Contains(ours.Resources(), r) })
-	data, err := ours.Join(stays).Encode()
+	all := ours.Join(stays)
+	all.Entries = append(all.Entries, left(old, ours, books.Pods)...)
+	data, err := all.Encode()
 	if err != nil {
 		return err
 	}
@@ -64,6 +66,26 @@ func (n Node) Export() error {
 	}
 	n.say("Written to %s.\nStart the kubelet, then delete the pods of the device plugins on this node.", n.File)
 	return nil
+}
+
+// left returns the entries of pods that devmgrd knows about resources that devmgrd has too, where the kubelet has assigned the devices: it injects them.
+func left(old, ours checkpoint.File, pods []device.PodRecord) (all []checkpoint.Entry) {
+	known, taken := map[device.PodUID]bool{}, map[device.Key]bool{}
+	for _, p := range pods {
+		known[p.Demand.Pod.UID] = true
+	}
+	for _, e := range ours.Entries {
+		for _, id := range e.IDs() {
+			taken[device.Key{Resource: e.Resource, ID: id}] = true
+		}
+	}
+	for _, e := range old.Entries {
+		has := func(id device.ID) bool { return taken[device.Key{Resource: e.Resource, ID: id}] }
+		if known[e.Container.Pod] && slices.Contains(ours.Resources(), e.Resource) && !slices.ContainsFunc(e.IDs(), has) {
+			all = append(all, e)
+		}
+	}
+	return all
 }
 
 // link creates a second name for a file in its directory.
