@@ -235,7 +235,7 @@ func TestMigration_ResourceIsNoLongerIgnored_PodKeepsItsDevice(t *testing.T) {
 		if !strings.Contains(r.says("status"), limit) {
 			t.Error("once the container is another one, the kubelet does not have the resource")
 		}
-		r.killed()
+		r.restartedWith()
 	}
 	if n := r.metric("devmgrd_started_without_devices_total"); n != 0 {
 		t.Errorf("%v containers are said to have started without devices", n)
