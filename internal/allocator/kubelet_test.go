@@ -2,6 +2,7 @@ package allocator_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -262,5 +263,31 @@ func TestKubelet_AssignsADeviceOfAnotherPod_PodWaits(t *testing.T) {
 		r.after(time.Minute)
 		r.expect("a", "main", "ready vendor.com/gpu[d1]")
 		r.expect("c", "main", "waiting DeviceInUse")
+	}, func(r *harness) { r.mute = true })
+}
+
+// The scheduler counts a static pod's requests by its mirror pod, also of a resource that is ignored no longer.
+func TestKubelet_StaticPod_RequestsAreTheSchedulers(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(nic, 1)
+		static := pod("a", wants("side", device.App, nic, 1))
+		static.Local = true
+		r.RuntimeSynced(nil, []device.PodDemand{static})
+		r.expect("a", "side", "ready vendor.com/nic[d0]")
+		r.halt()
+		r.plugins.stock(gpu, 2)
+		r.kubelet(has("a", "main", "d0"))
+		r.start()
+		static.Demands = append(static.Demands, pod("a", app(gpu, 1)).Demands...)
+		r.RuntimeSynced([]device.Running{said("1", "a", "main", "d0")}, []device.PodDemand{static})
+		mirror := pod("m", slices.Clone(static.Demands)...)
+		mirror.Pod.Name, mirror.Mirror = "a", true
+		r.bind("b", app(gpu, 1))
+		r.Bind(mirror)
+		r.expect("b", "main", "waiting DevicesUnknown")
+		if got := r.Resources().Requested(); got[gpu] != 2 || got[nic] != 1 {
+			t.Errorf("the scheduler counts 2 and 1, and here are %v", got)
+		}
 	}, func(r *harness) { r.mute = true })
 }

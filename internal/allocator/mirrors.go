@@ -29,7 +29,8 @@ func (a *Allocator) mirroredLocked() map[device.ResourceName]int {
 		if !is || !p.active() {
 			continue
 		}
-		own := p.demand.Requests()
+		newest := p.requested()
+		own := newest.Requests()
 		for r, n := range m.Requests() {
 			if n = min(n, own[r]); n > 0 {
 				sums[r] += n
