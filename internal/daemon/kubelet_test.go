@@ -91,7 +91,9 @@ func TestKubelet_File_IsReadWhenItChanges(t *testing.T) {
 func TestKubelet_Manages_UntilItHasForgotten(t *testing.T) {
 	t.Parallel()
 	k, write := kubeletFile(t)
-	k.ask = func(context.Context) (map[string]map[string]device.Choice, error) { return nil, errors.New("the test asks") }
+	k.ask = func(context.Context) (map[string]map[string]device.Choice, error) {
+		return nil, errors.New("the test asks")
+	}
 	const theirs device.ResourceName = "theirs.example/nic"
 	entries := []checkpoint.Entry{entryOf(gpu, nil), entryOf(nic, nil), entryOf(theirs, nil)}
 	registered := map[device.ResourceName][]device.ID{gpu: {}}
