@@ -227,7 +227,7 @@ func New(c Config) *Allocator {
 	}
 	a := &Allocator{
 		cfg: c, began: time.Now(), mu: newLock(), kick: make(chan struct{}, 1), write: make(chan struct{}, 1), feed: feed.New(), retired: map[device.ResourceName]bool{},
-		byKubelet: byKubelet{kubelets: &device.Kubelets{}, kept: map[device.PodUID]map[string]device.Choice{}},
+		byKubelet: byKubelet{kubelets: &device.Kubelets{}, kept: map[device.PodUID]device.Choice{}},
 		podLists: podLists{
 			pods: map[device.PodUID]*pod{}, locals: map[device.PodUID]*pod{}, mirrors: map[device.PodUID]device.PodDemand{},
 			waiting: map[device.PodUID]*pod{}, ended: map[device.PodUID]*pod{},

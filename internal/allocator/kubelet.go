@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"maps"
+	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
@@ -17,12 +18,19 @@ import (
 
 // byKubelet is what pods have by the kubelet's device manager.
 type byKubelet struct {
-	kubelets *device.Kubelets                           // its latest word
-	kept     map[device.PodUID]map[string]device.Choice // of pods that it has forgotten and whose containers run
+	kubelets *device.Kubelets                // its latest word
+	kept     map[device.PodUID]device.Choice // of pods that it has forgotten and whose containers run; without what devmgrd has assigned to them
 }
 
 // KubeletChanged reports that Config.Kubelets returns another value.
 func (a *Allocator) KubeletChanged() { loops.Signal(a.kick) }
+
+// LeftToKubelet returns the resources of which devmgrd assigns only what the kubelet has assigned.
+func (a *Allocator) LeftToKubelet() []device.ResourceName {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.DeleteFunc(slices.Collect(maps.Keys(a.ledger.Resources)), func(r device.ResourceName) bool { return !a.kubeletHasLocked(r) })
+}
 
 // refreshKubelets takes over the kubelet's latest word.
 func (a *Allocator) refreshKubelets() {
@@ -38,26 +46,42 @@ func (a *Allocator) refreshKubelets() {
 	}
 	a.kubelets = now
 	for uid := range was.Pods {
-		if p := a.pods[uid]; p != nil && len(now.Of(p.demand.Pod)) == 0 {
-			a.keepLocked(p, was.Of(p.demand.Pod))
+		if p := a.pods[uid]; p != nil {
+			a.keepLocked(p, was)
 			a.stoppedUsingLocked(uid)
 		}
 	}
-	for r := range was.Resources {
-		a.wakeLocked(r, false)
+	for _, p := range a.waiting {
+		if p.retry.IsZero() && p.wait.Reason == device.DevicesUnknown {
+			a.queueLocked(p)
+		}
 	}
 	a.changedLocked()
 }
 
-// keepLocked remembers what a pod has by the kubelet alone, which has forgotten it: the pod's containers run with it.
-func (a *Allocator) keepLocked(p *pod, has map[string]device.Choice) {
-	for name, choice := range has {
+// keepLocked remembers what a pod has had by the kubelet alone, which has forgotten it: the pod's containers run with it.
+func (a *Allocator) keepLocked(p *pod, was *device.Kubelets) {
+	uid := p.demand.Pod.UID
+	for name, choice := range was.Pods[uid] {
 		for r := range choice {
-			if len(a.ledger.Granted(device.Container{Pod: p.demand.Pod.UID, Name: name}, r)) == 0 {
-				a.kept[p.demand.Pod.UID] = has
+			c := device.Container{Pod: uid, Name: name}
+			ids := was.Of(p.demand.Pod, name, p.init(name), r)
+			if len(ids) == 0 || len(a.kubelets.Word[p.demand.Pod.String()][name][r]) > 0 || len(a.ledger.Granted(c, r)) > 0 || !a.kubelets.Asked {
+				continue
 			}
+			if a.kept[uid] == nil {
+				a.kept[uid] = device.Choice{}
+			}
+			a.kept[uid][r] = append(a.kept[uid][r], ids...)
 		}
 	}
+}
+
+// init reports whether a container of that name ends before the pod's others start.
+func (p *pod) init(name string) bool {
+	requested := p.requested()
+	d, _ := requested.Of(name)
+	return d.Kind == device.Init
 }
 
 // stoppedUsingLocked forgets what a pod has by the kubelet if the runtime has no container of it. If it has ended, it departs first.
@@ -71,21 +95,29 @@ func (a *Allocator) stoppedUsingLocked(uid device.PodUID) {
 func (a *Allocator) leftLocked(uid device.PodUID) {
 	has := a.kept[uid]
 	delete(a.kept, uid)
-	for _, choice := range has {
-		for r := range choice {
-			a.wakeLocked(r, false)
-		}
+	for r := range has {
+		a.wakeLocked(r, false)
 	}
 }
 
-// kubeletHasLocked reports whether pods have devices of a resource by the kubelet.
+// kubeletHasLocked reports whether pods have devices of a resource by the kubelet: in its own word, as it has said before it forgot them, or as its checkpoint
+// says of pods on the node until it says of them. Each pod counts until the API server has listed them.
 func (a *Allocator) kubeletHasLocked(r device.ResourceName) bool {
-	if a.kubelets.Resources[r] {
+	if a.kubelets.Has(r) {
 		return true
 	}
-	for _, all := range a.kept {
-		for _, choice := range all {
-			if len(choice[r]) > 0 {
+	for _, choice := range a.kept {
+		if len(choice[r]) > 0 {
+			return true
+		}
+	}
+	for uid, containers := range a.kubelets.Pods {
+		p := a.pods[uid]
+		if p == nil && a.podsListed || p != nil && !p.active() {
+			continue
+		}
+		for name, choice := range containers {
+			if ids := choice[r]; len(ids) > 0 && (p == nil || !a.kubelets.Denies(p.demand.Pod, name, p.init(name), r, ids)) {
 				return true
 			}
 		}
@@ -93,30 +125,21 @@ func (a *Allocator) kubeletHasLocked(r device.ResourceName) bool {
 	return false
 }
 
-// fromKubeletLocked returns what a pod has by the kubelet, by container name.
-func (a *Allocator) fromKubeletLocked(p *pod) map[string]device.Choice {
-	if has := a.kubelets.Of(p.demand.Pod); len(has) > 0 {
-		return has
-	}
-	return a.kept[p.demand.Pod.UID]
-}
-
 // runsWithLocked returns the devices that a pod's containers have already, for its plan: by their stamps and by the kubelet. It returns a refusal if
 // the kubelet has the resource and has not assigned to the pod what it requests.
 func (a *Allocator) runsWithLocked(p *pod) (map[string]device.Choice, *device.Refusal) {
-	uid := p.demand.Pod.UID
-	all, own := a.ledger.Quarantined[uid], false
-	has := a.fromKubeletLocked(p)
+	runs := a.ledger.Quarantined[p.demand.Pod.UID]
+	own := false // runs is a copy
 	for _, d := range p.demand.Demands {
 		name := d.Container.Name
 		if _, assigned := p.of(name); assigned {
 			continue
 		}
 		for r, n := range d.Wants {
-			if !a.kubeletHasLocked(r) || len(all[name][r]) == n {
+			if len(runs[name][r]) == n || !a.kubeletHasLocked(r) {
 				continue
 			}
-			ids := has[name][r]
+			ids := a.kubelets.Of(p.demand.Pod, name, d.Kind == device.Init, r)
 			if len(ids) != n {
 				return nil, device.Refuse(device.DevicesUnknown, nil, "pods have devices of %s by the kubelet's device manager; devmgrd assigns others once these pods have ended", r)
 			}
@@ -124,29 +147,30 @@ func (a *Allocator) runsWithLocked(p *pod) (map[string]device.Choice, *device.Re
 				return nil, no
 			}
 			if !own {
-				all, own = maps.Clone(all), true
-				if all == nil {
-					all = map[string]device.Choice{}
+				runs, own = maps.Clone(runs), true
+				if runs == nil {
+					runs = map[string]device.Choice{}
 				}
 			}
-			choice := maps.Clone(all[name])
+			choice := maps.Clone(runs[name])
 			if choice == nil {
 				choice = device.Choice{}
 			}
-			choice[r], all[name] = ids, choice
+			choice[r], runs[name] = ids, choice
 		}
 	}
-	return all, nil
+	return runs, nil
 }
 
 // disputedLocked returns a refusal if another pod has one of the devices that a pod has by the kubelet.
 func (a *Allocator) disputedLocked(p *pod, r device.ResourceName, ids []device.ID) *device.Refusal {
-	resource := a.ledger.Resources[r]
-	if resource == nil {
-		return nil
-	}
+	resource, uid := a.ledger.Resources[r], p.demand.Pod.UID
 	for _, id := range ids {
-		if resource.IsTaken(id) && !resource.Has(id, p.demand.Pod.UID) {
+		anothers := resource != nil && resource.IsTaken(id) && !resource.Has(id, uid)
+		for other, choice := range a.kept {
+			anothers = anothers || other != uid && slices.Contains(choice[r], id)
+		}
+		if anothers {
 			return device.Refuse(device.DeviceInUse, nil, "the kubelet's device manager has assigned device %s of %s to the pod, and another pod has it", id, r)
 		}
 	}
@@ -156,23 +180,22 @@ func (a *Allocator) disputedLocked(p *pod, r device.ResourceName, ids []device.I
 // lackingLocked returns why a container must not be created although its pod has been assigned devices; nil: it may be. The kubelet would give it a device of another
 // pod, or it requests a resource that was ignored when its pod was assigned devices, and neither the kubelet nor devmgrd has assigned any.
 func (a *Allocator) lackingLocked(p *pod, c device.Container) *device.Refusal {
-	has := a.kubelets.Of(p.demand.Pod)[c.Name]
-	for r, ids := range has {
+	word := a.kubelets.Word[p.demand.Pod.String()][c.Name]
+	if !a.kubelets.Asked || p.init(c.Name) {
+		word = a.kubelets.Pods[c.Pod][c.Name]
+	}
+	for r, ids := range word {
 		if no := a.disputedLocked(p, r, ids); no != nil {
 			return no
 		}
 	}
-	if p.newest == nil {
+	if p.newest == nil || len(p.assigned) == 0 {
 		return nil
 	}
-	as, _ := p.of(c.Name)
-	want, _ := p.requested().Of(c.Name)
+	newest := p.requested()
+	want, _ := newest.Of(c.Name)
 	for r := range want.Wants {
-		assigned := len(has[r]) > 0 || len(a.ledger.Quarantined[c.Pod][c.Name][r]) > 0
-		for _, s := range as.Shares {
-			assigned = assigned || s.Resource == r
-		}
-		if !assigned {
+		if len(a.ledger.Granted(c, r))+len(word[r])+len(a.ledger.Quarantined[c.Pod][c.Name][r]) == 0 {
 			return device.Refuse(device.DevicesUnknown, nil, "the pod was assigned devices while plugins.ignoredResources named %s: delete it, so that another one gets all", r)
 		}
 	}

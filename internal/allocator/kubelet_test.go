@@ -9,21 +9,19 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// kubelet has the kubelet say what its device manager has assigned, by pod and container. of are further resources of which pods may have devices by it.
-func (r *harness) kubelet(assigned map[string]map[string]device.Choice, of ...device.ResourceName) {
-	all := &device.Kubelets{Resources: map[device.ResourceName]bool{}, Pods: map[device.PodUID]map[string]device.Choice{}, Word: map[string]map[string]device.Choice{}}
+// kubelet has the kubelet say what its device manager has assigned, by pod and container, and its checkpoint too. It knows no other pods.
+func (r *harness) kubelet(assigned map[string]map[string]device.Choice) {
+	all := &device.Kubelets{Pods: map[device.PodUID]map[string]device.Choice{}, Word: map[string]map[string]device.Choice{}, Asked: true}
 	for name, containers := range assigned {
 		all.Pods[device.PodUID(name)], all.Word[pod(name).Pod.String()] = containers, containers
-		for _, choice := range containers {
-			for resource := range choice {
-				all.Resources[resource] = true
-			}
-		}
-	}
-	for _, resource := range of {
-		all.Resources[resource] = true
 	}
 	r.kubelets.Store(all)
+	r.KubeletChanged()
+}
+
+// checkpoint has only the checkpoint name what has been assigned to pod a. word is what the kubelet says; nil: it has not answered.
+func (r *harness) checkpoint(containers map[string]device.Choice, word map[string]map[string]device.Choice) {
+	r.kubelets.Store(&device.Kubelets{Pods: map[device.PodUID]map[string]device.Choice{"a": containers}, Word: word, Asked: true})
 	r.KubeletChanged()
 }
 
@@ -150,7 +148,7 @@ func TestKubelet_AssignsBeforeThePluginComes_PodHasThatDevice(t *testing.T) {
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))
 		r.expect("a", "main", "waiting PluginMissing")
-		r.kubelet(nil, gpu) // the checkpoint names pods
+		r.checkpoint(map[string]device.Choice{"main": {gpu: {"d1"}}}, nil)
 		r.plugins.stock(gpu, 2)
 		r.expect("a", "main", "waiting DevicesUnknown")
 		r.kubelet(has("a", "main", "d1"))
@@ -190,7 +188,7 @@ func TestKubelet_HasNotAnswered_RunningContainerIsAssignedItsDevice(t *testing.T
 	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
-		r.kubelet(nil, gpu)
+		r.checkpoint(map[string]device.Choice{"main": {gpu: {"d1"}}}, nil)
 		r.RuntimeSynced([]device.Running{said("1", "a", "main", "d1")}, nil)
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))
@@ -221,29 +219,124 @@ func TestKubelet_PluginFailsAfterTheBoot_PodGetsNoOtherDevice(t *testing.T) {
 	}, func(r *harness) { r.mute, r.boot = true, "boot" })
 }
 
-// Others can write the checkpoint: no pod gets a device that it alone names. It names another container, other devices or more.
+// Others can write the checkpoint: no pod gets a device that it alone names. Where the kubelet knows the pod and names none, devmgrd assigns one.
 func TestKubelet_DoesNotSaySo_PodWaits(t *testing.T) {
 	t.Parallel()
-	for name, word := range map[string]map[string]device.Choice{
-		"nothing":           nil,
-		"other devices":     {"main": {gpu: {"d0"}}},
-		"another container": {"side": {gpu: {"d1"}}},
+	for name, test := range map[string]struct {
+		word  map[string]map[string]device.Choice
+		waits bool
+	}{
+		"no answer":         {nil, true},
+		"no pod":            {map[string]map[string]device.Choice{}, true}, // a kubelet that has just started
+		"other devices":     {has("ns/a", "main", "d0"), true},
+		"another container": {has("ns/a", "side", "d1"), true},
+		"another pod":       {has("ns/b", "main", "d1"), true},
+		"nothing":           {map[string]map[string]device.Choice{"ns/a": {}}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(r *harness) {
 				r.plugins.stock(gpu, 2)
-				r.kubelets.Store(&device.Kubelets{
-					Resources: map[device.ResourceName]bool{gpu: true}, Pods: map[device.PodUID]map[string]device.Choice{"a": {"main": {gpu: {"d1"}}}},
-					Word: map[string]map[string]device.Choice{pod("a").Pod.String(): word},
-				})
+				r.checkpoint(map[string]device.Choice{"main": {gpu: {"d1"}}}, test.word)
 				r.RuntimeSynced(nil, nil)
 				r.bind("a", app(gpu, 1))
-				r.expect("a", "main", "waiting DevicesUnknown")
-				r.kubelet(nil)
+				if test.waits {
+					r.expect("a", "main", "waiting DevicesUnknown")
+					r.kubelet(nil)
+				}
 				r.expect("a", "main", "ready vendor.com/gpu[d0]")
 			}, func(r *harness) { r.mute = true })
 		})
 	}
+}
+
+// The kubelet says nothing of init containers. Theirs are no other pod's, also where they have more than the containers that follow, or these have none.
+func TestKubelet_InitContainerHasADevice_IsNotAnothers(t *testing.T) {
+	t.Parallel()
+	first, both := wants("first", device.Init, gpu, 1), wants("first", device.Init, gpu, 2)
+	for name, test := range map[string]struct {
+		demands  []device.Demand
+		file     map[string]device.Choice
+		word     map[string]device.Choice
+		contains string
+	}{
+		"alone":    {[]device.Demand{first}, map[string]device.Choice{"first": {gpu: {"d0"}}}, nil, "d0"},
+		"has more": {[]device.Demand{both, app(gpu, 1)}, map[string]device.Choice{"first": {gpu: {"d0", "d1"}}, "main": {gpu: {"d1"}}}, map[string]device.Choice{"main": {gpu: {"d1"}}}, "d0 d1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(r *harness) {
+				r.plugins.stock(gpu, 3)
+				r.checkpoint(test.file, map[string]map[string]device.Choice{"ns/a": test.word})
+				r.RuntimeSynced(nil, nil)
+				r.bind("a", test.demands...)
+				r.bind("b", app(gpu, 1))
+				r.expect("a", "first", "ready vendor.com/gpu["+test.contains+"]")
+				r.expect("b", "main", "waiting DevicesUnknown")
+				if got := r.LeftToKubelet(); !slices.Equal(got, []device.ResourceName{gpu}) {
+					t.Errorf("the kubelet has %v", got)
+				}
+				r.Drop("a")
+				r.after(time.Minute)
+				r.kubelet(nil)
+				r.expect("b", "main", "ready vendor.com/gpu[d0]")
+				r.check()
+			}, func(r *harness) { r.mute = true })
+		})
+	}
+}
+
+// A pod that waits has a new demand, since other resources are ignored: it waits for what that lacks.
+func TestKubelet_WaitingPodHasANewDemand_WaitsForThat(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", wants("side", device.App, nic, 1))
+		r.bind("a", wants("side", device.App, nic, 1), app(gpu, 1))
+		r.expect("a", "main", "waiting PluginMissing")
+		r.plugins.stock(nic, 1)
+		r.plugins.stock(gpu, 1)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+	}, func(r *harness) { r.mute = true })
+}
+
+// The checkpoint is believed where the kubelet is not asked.
+func TestKubelet_IsNotAsked_CheckpointIsBelieved(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.kubelets.Store(&device.Kubelets{Pods: map[device.PodUID]map[string]device.Choice{"a": {"main": {gpu: {"d1"}}}, "ended": {"main": {gpu: {"d0"}}}}})
+		r.RuntimeSynced(nil, nil)
+		r.Replace([]device.PodDemand{pod("a", app(gpu, 1)), pod("b", app(gpu, 1))})
+		r.expect("a", "main", "ready vendor.com/gpu[d1]")
+		r.expect("b", "main", "waiting DevicesUnknown")
+		r.Drop("a")
+		r.after(time.Minute)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	}, func(r *harness) { r.mute = true })
+}
+
+// Deleted by force, a pod's container runs with a device that the kubelet gives to the next pod.
+func TestKubelet_AssignsAForgottenPodsDevice_NextPodWaits(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(nic, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", wants("side", device.App, nic, 1))
+		r.halt()
+		r.plugins.stock(gpu, 1)
+		r.kubelet(has("a", "main", "d0"))
+		r.start()
+		r.Replace([]device.PodDemand{pod("a", wants("side", device.App, nic, 1), app(gpu, 1)), pod("b", app(gpu, 1))})
+		c := running("1", "a", "main")
+		r.RuntimeSynced([]device.Running{c}, nil)
+		r.expect("b", "main", "waiting DevicesUnknown")
+		r.Drop("a")
+		r.kubelet(has("b", "main", "d0"))
+		r.expect("b", "main", "waiting DeviceInUse")
+		r.RuntimeStopped(c)
+		r.after(time.Minute)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.check()
+	}, func(r *harness) { r.mute = true })
 }
 
 // The kubelet has assigned a device that another pod has: the pod waits, whether devmgrd has assigned it others or not.

@@ -322,7 +322,7 @@ func (a *Allocator) localLocked(p *pod, local bool) {
 
 // changeLocked changes the demand of a pod that holds nothing.
 func (a *Allocator) changeLocked(p *pod, d device.PodDemand) {
-	a.editLocked(p, func(to *device.PodDemand) { *to = d })
+	a.editLocked(p, func(to *device.PodDemand) { *to, p.newest = d, nil })
 	a.reviewSaidLocked(p)
 	a.publishLocked(p)
 	a.saveLaterLocked(p)

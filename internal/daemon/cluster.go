@@ -29,7 +29,13 @@ func (d *daemon) addCluster() error {
 		KubeletDir: c.Plugins.KubeletDir, Log: log, Metrics: d.metrics,
 	}
 	if d.kubelet != nil {
-		node.KubeletManages = d.kubelet.manages
+		node.KubeletManages = func() map[device.ResourceName]bool {
+			all := d.kubelet.manages()
+			for _, r := range d.devices.LeftToKubelet() {
+				all[r] = true
+			}
+			return all
+		}
 	}
 	all := pods.Config{
 		NodeName: c.NodeName, Client: d.api, Sink: d.devices, Runtime: d.present, Served: served(d.known.Pods),

@@ -82,28 +82,34 @@ func newKubelet(c config.Config, log *slog.Logger) *kubelet {
 // run asks the kubelet once, and again while the file names devices or pods have some. It calls changed when assigned returns another value.
 func (k *kubelet) run(ctx context.Context, changed func()) error {
 	often := rate.NewLimiter(rate.Every(askPause), askBurst)
-	for k.ask != nil && often.Wait(ctx) == nil {
-		before, file := k.assigned(), k.read()
-		word, err := k.ask(ctx)
-		if ctx.Err() != nil {
-			break
+	for before := k.assigned(); often.Wait(ctx) == nil; before = k.assigned() {
+		file := k.read()
+		select {
+		case <-k.wake: // for this file
+		default:
 		}
-		again := k.answered(file, word, err)
+		if k.ask != nil {
+			word, err := k.ask(ctx)
+			if ctx.Err() != nil {
+				break
+			}
+			k.answered(file, word, err)
+		}
 		if k.assigned() != before {
 			changed()
 		}
 		select {
 		case <-ctx.Done():
 		case <-k.wake:
-		case <-loops.At(again):
+		case <-loops.At(k.again()):
 		}
 	}
 	<-ctx.Done()
 	return nil
 }
 
-// answered takes over an answer, and returns when to ask again; zero: when the file is another one.
-func (k *kubelet) answered(file *checkpoint.File, word map[string]map[string]device.Choice, err error) (again time.Time) {
+// answered takes over an answer.
+func (k *kubelet) answered(file *checkpoint.File, word map[string]map[string]device.Choice, err error) {
 	if err != nil {
 		k.faults.Do(func() { k.log.Warn("cannot ask kubelet which pods have devices", "err", err) })
 	}
@@ -114,10 +120,16 @@ func (k *kubelet) answered(file *checkpoint.File, word map[string]map[string]dev
 		k.answer.word = word
 	}
 	k.deriveLocked()
-	if err != nil || len(k.namedLocked()) > 0 || len(k.now.Resources) > 0 {
-		again = time.Now().Add(askPause)
+}
+
+// again returns when to ask the next time; zero: when the file is another one.
+func (k *kubelet) again() (at time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.answer.err != nil || len(k.file.Entries) > 0 || len(k.usedLocked()) > 0 {
+		at = time.Now().Add(askPause)
 	}
-	return again
+	return at
 }
 
 // read returns the file, which it reads again when it has changed. A kubelet replaces it in one step.
@@ -147,7 +159,10 @@ func (k *kubelet) read() *checkpoint.File {
 			k.seen = nil
 		}
 	}
-	if changed := (err == nil) != (k.fault == nil); changed || err != nil {
+	if (err == nil) != (k.fault == nil) {
+		loops.Signal(k.wake) // what the file hides, the kubelet says
+	}
+	if err != nil || k.fault != nil {
 		k.fault = err
 		k.deriveLocked()
 	}
@@ -173,39 +188,27 @@ func (k *kubelet) takeLocked(f checkpoint.File) {
 	loops.Signal(k.wake)
 }
 
-// namedLocked returns the resources of which the file names pods.
-func (k *kubelet) namedLocked() map[device.ResourceName]bool {
-	all := map[device.ResourceName]bool{}
-	for _, e := range k.file.Entries {
-		all[e.Resource] = true
-	}
-	return all
-}
-
-// deriveLocked makes of file and answer what others see. What is not known since the file or the kubelet's answer has changed may be assigned.
-func (k *kubelet) deriveLocked() {
-	named := k.namedLocked()
-	now := &device.Kubelets{Resources: map[device.ResourceName]bool{}, Pods: k.file.ByPod(), Word: k.answer.word}
-	for _, all := range k.answer.word {
-		for _, choice := range all {
+// usedLocked returns the resources of which pods have devices, in the kubelet's word.
+func (k *kubelet) usedLocked() map[device.ResourceName]bool {
+	used := map[device.ResourceName]bool{}
+	for _, containers := range k.answer.word {
+		for _, choice := range containers {
 			for r := range choice {
 				if !k.ignored(r) {
-					now.Resources[r] = true
+					used[r] = true
 				}
 			}
 		}
 	}
-	sure := k.answer.file == k.file && k.answer.err == nil
-	if !sure {
-		maps.Copy(now.Resources, named)
-	}
-	if !sure && k.ask != nil {
-		maps.Copy(now.Resources, k.now.Resources)
-	}
-	if !reflect.DeepEqual(now, k.now) {
+	return used
+}
+
+// deriveLocked makes of file and answer what others see.
+func (k *kubelet) deriveLocked() {
+	if now := (&device.Kubelets{Pods: k.file.ByPod(), Word: k.answer.word, Asked: k.ask != nil}); !reflect.DeepEqual(now, k.now) {
 		k.now = now
 	}
-	k.say(named, sure)
+	k.sayLocked()
 }
 
 // assigned returns what the kubelet's device manager has assigned: the same value until that changes.
@@ -219,41 +222,51 @@ func (k *kubelet) assigned() *device.Kubelets {
 // manages returns the resources of which the kubelet fails new pods, since it believes that a plugin of its own serves them: those that are registered
 // in its file, which it takes out five minutes after the plugin has left, and those of which pods have devices by it.
 func (k *kubelet) manages() map[device.ResourceName]bool {
-	file, all := k.read(), map[device.ResourceName]bool{}
-	maps.Copy(all, k.assigned().Resources)
+	file := k.read()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	all := k.usedLocked()
 	for r := range file.Healthy {
 		all[r] = true
 	}
 	return all
 }
 
-// say sets the limits: what an operator should know. named are the resources of which the file names pods; sure reports that the kubelet has said of which this
-// is so.
-func (k *kubelet) say(named map[device.ResourceName]bool, sure bool) {
+// sayLocked sets the limits: what an operator should know.
+func (k *kubelet) sayLocked() {
 	var all []device.Limit
 	add := func(text string) {
 		all = append(all, device.Limit{Release: "the kubelet's device manager", Text: text})
 	}
+	used, silent := k.usedLocked(), map[device.ResourceName]bool{}
+	for _, e := range k.file.Entries {
+		if _, registered := k.file.Healthy[e.Resource]; !registered && !used[e.Resource] {
+			silent[e.Resource] = true
+		}
+	}
 	if k.fault != nil {
 		add(fmt.Sprintf("devmgrd cannot read %s, and may assign devices that containers have by it: drain the node: %v", k.path, k.fault))
 	}
-	if k.answer.err != nil && len(k.now.Resources) > 0 {
-		add(fmt.Sprintf("devmgrd cannot ask it which pods have devices of %v: %v", slices.Sorted(maps.Keys(k.now.Resources)), k.answer.err))
+	if k.answer.err != nil && len(used)+len(silent) > 0 {
+		add(fmt.Sprintf("devmgrd cannot ask it which pods have devices: %v", k.answer.err))
 	}
-	if sure && len(k.now.Resources) > 0 {
-		add(fmt.Sprintf("pods have devices of %v by it; devmgrd assigns others once these pods have ended: drain the node", slices.Sorted(maps.Keys(k.now.Resources))))
+	if len(used) > 0 {
+		add(fmt.Sprintf("pods have devices of %s by it; devmgrd assigns others once these pods have ended: drain the node", abridged(used)))
 	}
-	var stale []device.ResourceName // only ended pods have entries
-	for r := range named {
-		if _, registered := k.file.Healthy[r]; sure && !registered && !k.now.Resources[r] {
-			stale = append(stale, r)
-		}
-	}
-	slices.Sort(stale)
-	if len(stale) > 0 {
-		add(fmt.Sprintf("%s names ended pods with devices of %v; a kubelet that restarts fails new pods that request them: remove the file while the kubelet is stopped and no pod has devices by it", k.path, stale))
+	if len(silent) > 0 && k.answer.file == k.file && k.answer.err == nil {
+		add(fmt.Sprintf("%s names pods with devices of %s of which it says nothing; a kubelet that restarts fails new pods that request them: remove the file while the kubelet is stopped and no pod has devices by it", k.path, abridged(silent)))
 	}
 	k.said.Store(&all)
+}
+
+// abridged names a few resources: others can write as many as they like.
+func abridged(all map[device.ResourceName]bool) string {
+	const most = 8
+	names := slices.Sorted(maps.Keys(all))
+	if more := len(names) - most; more > 0 {
+		return fmt.Sprintf("%v and %d more", names[:most], more)
+	}
+	return fmt.Sprint(names)
 }
 
 func (k *kubelet) limits() []device.Limit {

@@ -55,14 +55,12 @@ func says(all ...device.ResourceName) map[string]map[string]device.Choice {
 func TestKubelet_File_IsReadWhenItChanges(t *testing.T) {
 	t.Parallel()
 	k, write := kubeletFile(t)
-	if got := k.assigned(); len(got.Pods)+len(got.Resources) != 0 {
+	if got := k.assigned(); len(got.Pods) != 0 {
 		t.Errorf("without a file: %v", got)
 	}
 	write(checkpoint.File{Entries: []checkpoint.Entry{entryOf(gpu, nil), entryOf("theirs.example/nic", nil)}})
 	first := k.assigned()
-	want := &device.Kubelets{
-		Resources: map[device.ResourceName]bool{gpu: true}, Pods: map[device.PodUID]map[string]device.Choice{mainOfPod.Pod: {mainOfPod.Name: {gpu: {"7"}}}},
-	}
+	want := &device.Kubelets{Pods: map[device.PodUID]map[string]device.Choice{mainOfPod.Pod: {mainOfPod.Name: {gpu: {"7"}}}}}
 	if !reflect.DeepEqual(first, want) {
 		t.Errorf("read %v, want %v", first, want)
 	}
@@ -108,40 +106,41 @@ func TestKubelet_Manages_UntilItHasForgotten(t *testing.T) {
 	t.Cleanup(func() { <-hook })
 	answer := func(err error, of ...device.ResourceName) func() {
 		return func() {
-			again := k.answered(k.read(), says(of...), err)
-			if asks := err != nil || len(k.assigned().Resources) > 0 || len(k.read().Entries) > 0; asks == again.IsZero() {
-				t.Errorf("asked again: %v", !again.IsZero())
-			}
+			k.answered(k.read(), says(of...), err)
 		}
 	}
 	steps := []struct {
 		about string
 		do    func()
 		has   []device.ResourceName
+		again bool // it is asked after a pause
 		limit string
 	}{
-		{"no file", func() {}, nil, ""},
-		{"a plugin without healthy devices", func() { write(checkpoint.File{Healthy: registered}) }, []device.ResourceName{gpu}, ""},
-		{"a pod with devices of a resource that stays with the kubelet", func() { write(checkpoint.File{Entries: entries[2:]}) }, nil, ""},
-		{"it says so too", answer(nil, theirs), nil, ""},
-		{"pods", func() { write(checkpoint.File{Healthy: registered, Entries: entries}) }, []device.ResourceName{gpu, nic}, ""},
-		{"no answer", answer(errors.New("away")), []device.ResourceName{gpu, nic}, "away"},
-		{"the pods have devices", answer(nil, nic, gpu), []device.ResourceName{gpu, nic}, "drain the node"},
-		{"they have ended, before the kubelet writes its file", answer(nil, nic), []device.ResourceName{gpu, nic}, "pods have devices of [vendor.example/nic] by it"},
-		{"the plugin is forgotten", func() { write(checkpoint.File{Entries: entries}) }, []device.ResourceName{gpu, nic}, ""},
-		{"it says the same", answer(nil, nic), []device.ResourceName{nic}, "names ended pods with devices of [vendor.example/gpu]"},
-		{"the file is removed, and the kubelet has a pod", func() { remove(t, k.path) }, []device.ResourceName{nic}, ""},
-		{"it says so", answer(nil, nic), []device.ResourceName{nic}, "of [vendor.example/nic]"},
-		{"the file is back", func() { write(checkpoint.File{Entries: entries}) }, []device.ResourceName{gpu, nic}, ""},
-		{"all pods have ended", answer(nil), nil, "[vendor.example/gpu vendor.example/nic]"},
-		{"the kubelet has restarted", answer(nil, gpu), []device.ResourceName{gpu}, "pods with devices of [vendor.example/nic]"},
-		{"another file", func() { write(checkpoint.File{}) }, []device.ResourceName{gpu}, ""},
-		{"no pod has devices", answer(nil), nil, ""},
+		{"no file", func() {}, nil, false, ""},
+		{"a plugin without healthy devices", func() { write(checkpoint.File{Healthy: registered}) }, []device.ResourceName{gpu}, false, ""},
+		{"a pod with devices of a resource that stays with the kubelet", func() { write(checkpoint.File{Entries: entries[2:]}) }, nil, false, ""},
+		{"it says so too", answer(nil, theirs), nil, false, ""},
+		{"pods", func() { write(checkpoint.File{Healthy: registered, Entries: entries}) }, []device.ResourceName{gpu}, true, ""},
+		{"no answer", answer(errors.New("away")), []device.ResourceName{gpu}, true, "away"},
+		{"the pods have devices", answer(nil, nic, gpu), []device.ResourceName{gpu, nic}, true, "drain the node"},
+		{"they have ended, before the kubelet writes its file", answer(nil, nic), []device.ResourceName{gpu, nic}, true, "pods have devices of [vendor.example/nic] by it"},
+		{"the plugin is forgotten", func() { write(checkpoint.File{Entries: entries}) }, []device.ResourceName{nic}, true, "of [vendor.example/nic] by it"},
+		{"it says the same", answer(nil, nic), []device.ResourceName{nic}, true, "names pods with devices of [vendor.example/gpu] of which it says nothing"},
+		{"the file is removed, and the kubelet has a pod", func() { remove(t, k.path) }, []device.ResourceName{nic}, true, "of [vendor.example/nic] by it"},
+		{"it says so", answer(nil, nic), []device.ResourceName{nic}, true, "of [vendor.example/nic] by it"},
+		{"the file is back", func() { write(checkpoint.File{Entries: entries}) }, []device.ResourceName{nic}, true, "of [vendor.example/nic] by it"},
+		{"all pods have ended", answer(nil), nil, true, "[vendor.example/gpu vendor.example/nic] of which"},
+		{"the kubelet has restarted", answer(nil, gpu), []device.ResourceName{gpu}, true, "pods with devices of [vendor.example/nic]"},
+		{"another file", func() { write(checkpoint.File{}) }, []device.ResourceName{gpu}, true, "of [vendor.example/gpu] by it"},
+		{"no pod has devices", answer(nil), nil, false, ""},
 	}
 	for _, s := range steps {
 		s.do()
 		if got := slices.Sorted(maps.Keys(k.manages())); !slices.Equal(got, s.has) {
 			t.Errorf("%s: the kubelet has %v, want %v", s.about, got, s.has)
+		}
+		if again := !k.again().IsZero(); again != s.again {
+			t.Errorf("%s: it is asked again: %v", s.about, again)
 		}
 		said := ""
 		for _, l := range k.limits() {
@@ -179,6 +178,11 @@ func TestKubelet_Run_AsksForEachFile(t *testing.T) {
 	<-changed
 	write(checkpoint.File{Entries: []checkpoint.Entry{entryOf(gpu, nil)}})
 	k.assigned() // before a plan
+	<-asked
+	if err := os.WriteFile(k.path, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k.assigned() // it hides what it has named
 	<-asked
 	cancel()
 	if err := <-ended; err != nil {

@@ -85,44 +85,53 @@ type Choice map[ResourceName][]ID
 
 // Kubelets is what the kubelet's device manager has assigned.
 type Kubelets struct {
-	Resources map[ResourceName]bool        // those of which pods have devices by it, or may have
-	Pods      map[PodUID]map[string]Choice // as its checkpoint says, which others can write; by container name
-	Word      map[string]map[string]Choice // as it says itself; by namespace/name, and by container name
+	Pods  map[PodUID]map[string]Choice // as its checkpoint says, which others can write; by container name
+	Word  map[string]map[string]Choice // as it says itself of each pod that it knows; by namespace/name, and by container name, without init containers
+	Asked bool                         // it is asked; otherwise the checkpoint is believed
 }
 
-// Of returns what a pod has, by container name: what the checkpoint says of this very pod and the kubelet of a pod of its name. The kubelet says nothing of init
-// containers: they count as far as other containers of the pod have got their devices.
-func (k *Kubelets) Of(p Pod) map[string]Choice {
-	if len(k.Pods[p.UID]) == 0 { // nearly always
+// Has reports whether pods have devices of a resource by the kubelet, in its own word.
+func (k *Kubelets) Has(r ResourceName) bool {
+	for _, containers := range k.Word {
+		for _, choice := range containers {
+			if len(choice[r]) > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Denies reports whether the kubelet knows a pod and says that a container does not have what the checkpoint names.
+func (k *Kubelets) Denies(p Pod, container string, init bool, r ResourceName, ids []ID) bool {
+	word, known := k.Word[p.String()]
+	return k.Asked && known && !init && !sameIDs(ids, word[container][r])
+}
+
+// Of returns the devices of a resource that the checkpoint names for a container and the kubelet says it has. An init container, of which it says nothing, has them
+// if no other pod has; nil: none.
+func (k *Kubelets) Of(p Pod, container string, init bool, r ResourceName) []ID {
+	ids := k.Pods[p.UID][container][r]
+	if len(ids) == 0 || !k.Asked {
+		return ids
+	}
+	word, known := k.Word[p.String()]
+	if !known || !init && !sameIDs(ids, word[container][r]) || init && k.anothers(p, r, ids) {
 		return nil
 	}
-	all, word := map[string]Choice{}, k.Word[p.String()]
-	add := func(name string, r ResourceName, ids []ID) {
-		if all[name] == nil {
-			all[name] = Choice{}
-		}
-		all[name][r] = ids
-	}
-	confirmed := map[Key]bool{}
-	for name, choice := range k.Pods[p.UID] {
-		for r, ids := range choice {
-			if len(ids) == 0 || !sameIDs(ids, word[name][r]) {
-				continue
-			}
-			add(name, r, ids)
-			for _, id := range ids {
-				confirmed[Key{r, id}] = true
+	return ids
+}
+
+// anothers reports whether the kubelet says that another pod has one of these devices.
+func (k *Kubelets) anothers(p Pod, r ResourceName, ids []ID) bool {
+	for name, containers := range k.Word {
+		for _, choice := range containers {
+			if name != p.String() && slices.ContainsFunc(choice[r], func(id ID) bool { return slices.Contains(ids, id) }) {
+				return true
 			}
 		}
 	}
-	for name, choice := range k.Pods[p.UID] {
-		for r, ids := range choice {
-			if _, said := word[name]; !said && len(ids) > 0 && !slices.ContainsFunc(ids, func(id ID) bool { return !confirmed[Key{r, id}] }) {
-				add(name, r, ids)
-			}
-		}
-	}
-	return all
+	return false
 }
 
 func sameIDs(a, b []ID) bool {

@@ -1,7 +1,6 @@
 package device_test
 
 import (
-	"maps"
 	"slices"
 	"testing"
 
@@ -12,19 +11,43 @@ import (
 func TestKubelets_Of(t *testing.T) {
 	t.Parallel()
 	const gpu device.ResourceName = "vendor.example/gpu"
-	p := device.Pod{UID: "uid", Namespace: "ns", Name: "name"}
+	p, other := device.Pod{UID: "uid", Namespace: "ns", Name: "name"}, device.Pod{UID: "uid", Namespace: "ns", Name: "unknown"}
 	k := device.Kubelets{
 		Pods: map[device.PodUID]map[string]device.Choice{p.UID: {
-			"init": {gpu: {"1"}}, "greedy": {gpu: {"1", "3"}}, "main": {gpu: {"1", "2"}}, "side": {gpu: {"4"}}, "none": {gpu: nil},
+			"init": {gpu: {"1", "3"}}, "thief": {gpu: {"1", "9"}}, "main": {gpu: {"1", "2"}}, "side": {gpu: {"4"}}, "none": {gpu: nil},
 		}},
-		Word: map[string]map[string]device.Choice{"ns/name": {"main": {gpu: {"2", "1"}}, "side": {gpu: {"5"}}}},
+		Word:  map[string]map[string]device.Choice{"ns/name": {"main": {gpu: {"2", "1"}}, "side": {gpu: {"5"}}}, "ns/another": {"main": {gpu: {"9"}}}},
+		Asked: true,
 	}
-	got := k.Of(p)
-	if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, []string{"init", "main"}) || !slices.Equal(got["main"][gpu], []device.ID{"1", "2"}) {
-		t.Errorf("the pod has %v", got)
+	for _, test := range []struct {
+		pod       device.Pod
+		container string
+		init      bool
+		has       int
+		denied    bool
+	}{
+		{p, "main", false, 2, false},
+		{p, "side", false, 0, true},
+		{p, "init", true, 2, false},
+		{p, "thief", true, 0, false},
+		{p, "init", false, 0, true},
+		{p, "none", false, 0, false},
+		{other, "main", false, 0, false},
+		{device.Pod{UID: "next", Namespace: "ns", Name: "name"}, "main", false, 0, false},
+	} {
+		ids := k.Pods[test.pod.UID][test.container][gpu]
+		if got := k.Of(test.pod, test.container, test.init, gpu); len(got) != test.has || len(got) > 0 && !slices.Equal(got, ids) {
+			t.Errorf("%+v has %v", test, got)
+		}
+		if len(ids) > 0 && k.Denies(test.pod, test.container, test.init, gpu, ids) != test.denied {
+			t.Errorf("%+v: denied %v", test, !test.denied)
+		}
 	}
-	p.UID = "another"
-	if got := k.Of(p); len(got) != 0 {
-		t.Errorf("another pod of that name has %v", got)
+	k.Asked = false
+	if got := k.Of(other, "side", false, gpu); len(got) != 1 || k.Denies(other, "side", false, gpu, got) {
+		t.Errorf("a checkpoint that is believed: %v", got)
+	}
+	if !k.Has(gpu) || k.Has("vendor.example/nic") {
+		t.Error("the resources are wrong")
 	}
 }

@@ -75,8 +75,8 @@ func paths(socket string, taken bool) []string {
 	return []string{socket}
 }
 
-// KubeletsDevices asks the kubelet at socket, which devmgrd may have taken over, for the devices that pods have by its own device manager, by namespace/name and by
-// container name. With this question the kubelet also forgets the devices of pods that have ended (UpdateAllocatedDevices).
+// KubeletsDevices asks the kubelet at socket, which devmgrd may have taken over, for the devices that pods have by its own device manager, by namespace/name of each
+// pod that it knows, and by container name. With this question the kubelet also forgets the devices of pods that have ended (UpdateAllocatedDevices).
 func KubeletsDevices(ctx context.Context, socket string, taken bool) (map[string]map[string]device.Choice, error) {
 	ctx, cancel := context.WithTimeout(ctx, kubeletTimeout)
 	defer cancel()
@@ -92,11 +92,11 @@ func KubeletsDevices(ctx context.Context, socket string, taken bool) (map[string
 	all := map[string]map[string]device.Choice{}
 	for _, p := range answer.GetPodResources() {
 		pod := device.Pod{Namespace: p.GetNamespace(), Name: p.GetName()}.String()
+		if all[pod] == nil {
+			all[pod] = map[string]device.Choice{}
+		}
 		for _, c := range p.GetContainers() {
 			for _, d := range c.GetDevices() { // one for each NUMA node, or for each device
-				if all[pod] == nil {
-					all[pod] = map[string]device.Choice{}
-				}
 				if all[pod][c.GetName()] == nil {
 					all[pod][c.GetName()] = device.Choice{}
 				}
