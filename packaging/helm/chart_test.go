@@ -304,6 +304,25 @@ func TestChart_EachValue_IsUsed(t *testing.T) {
 	}
 }
 
+// TestChart_ListensByEnvironment_PodMonitorKnowsThePort renders what docs/watch.md advises: an address that only the node knows.
+func TestChart_ListensByEnvironment_PodMonitorKnowsThePort(t *testing.T) {
+	found := render(t, "devmgrd", "kube-system", object{
+		"monitoring": object{"podMonitor": object{"enabled": true}},
+		"extraEnv": []any{
+			object{"name": "HOST", "valueFrom": object{"fieldRef": object{"fieldPath": "status.hostIP"}}},
+			object{"name": "DEVMGRD_METRICS_LISTEN", "value": "$(HOST):9465"},
+		},
+	})
+	if found["PodMonitor/devmgrd"] == nil {
+		t.Error("the PodMonitor is missing")
+	}
+	main := at(found["DaemonSet/devmgrd"], "spec", "template", "spec", "containers").([]any)[0].(object)
+	ports, _ := main["ports"].([]any)
+	if len(ports) != 1 || at(ports[0], "containerPort") != float64(9465) {
+		t.Errorf("the ports are %v, want 9465", ports)
+	}
+}
+
 func TestChart_Mistake_NamesIt(t *testing.T) {
 	for _, c := range []struct {
 		values object

@@ -46,9 +46,14 @@ nri: {{ dig "nri" "socket" "/var/run/nri/nri.sock" $config | dir }}
 adminSocket: {{ dig "admin" "socket" (printf "%s/admin.sock" (dig "runDir" "/run/devmgrd" $config)) $config }}
 {{- end -}}
 
-{{- /* The host and the port of metrics.listen. Nothing if devmgrd does not listen on TCP. */ -}}
+{{- /* The host and the port of metrics.listen, which extraEnv may set. Nothing if devmgrd does not listen on TCP. */ -}}
 {{- define "devmgrd.listen" -}}
 {{- $listen := dig "metrics" "listen" "127.0.0.1:9464" .Values.config -}}
+{{- range .Values.extraEnv -}}
+{{- if and (eq .name "DEVMGRD_METRICS_LISTEN") .value -}}
+{{- $listen = .value -}}
+{{- end -}}
+{{- end -}}
 {{- if and $listen (not (hasPrefix "unix:" $listen)) -}}
 {{- $host := regexReplaceAll ":[0-9]+$" $listen "" | trimPrefix "[" | trimSuffix "]" -}}
 host: {{ $host | quote }}
