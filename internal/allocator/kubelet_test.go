@@ -314,7 +314,7 @@ func TestKubelet_IsNotAsked_CheckpointIsBelieved(t *testing.T) {
 	}, func(r *harness) { r.mute = true })
 }
 
-// Deleted by force, a pod's container runs with a device that the kubelet gives to the next pod.
+// Deleted by force, a pod's container runs with a device that the kubelet assigns to the next pod.
 func TestKubelet_AssignsAForgottenPodsDevice_NextPodWaits(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
