@@ -351,6 +351,9 @@ func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 	if !a.runtimeListed {
 		return time.Time{} // RuntimeSynced wakes the loop
 	}
+	if left := a.unansweredLocked(); left > 0 {
+		return time.Now().Add(left)
+	}
 	now := time.Now()
 	again = loops.Earliest(a.dropIdleLocked(now), a.watchFailuresLocked(now), a.judgeFallsLocked(now), a.suspendLocked(now, false))
 	for _, p := range a.waiting {

@@ -3,6 +3,7 @@ package allocator
 import (
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
@@ -15,6 +16,9 @@ import (
 //
 // A kubelet saves what it assigns before it has a container created, and a plugin leaves it before it registers with devmgrd. So a plan that comes after a
 // look at the file knows whether the kubelet has assigned anything of the resource. Which devices, the kubelet's own word decides: others can write the file.
+
+// firstAnswer is how long a start of devmgrd waits for the kubelet's first answer before it assigns anything. The kubelet may start after devmgrd.
+const firstAnswer = 5 * time.Second
 
 // byKubelet is what pods have by the kubelet's device manager.
 type byKubelet struct {
@@ -123,6 +127,14 @@ func (a *Allocator) kubeletHasLocked(r device.ResourceName) bool {
 		}
 	}
 	return false
+}
+
+// unansweredLocked returns for how long the kubelet's first answer is still awaited: its checkpoint may have been removed.
+func (a *Allocator) unansweredLocked() time.Duration {
+	if !a.kubelets.Asked || a.kubelets.Word != nil {
+		return 0
+	}
+	return time.Until(a.began.Add(firstAnswer))
 }
 
 // runsWithLocked returns the devices that a pod's containers have already, for its plan: by their stamps and by the kubelet. It returns a refusal if

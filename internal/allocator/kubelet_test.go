@@ -19,7 +19,7 @@ func (r *harness) kubelet(assigned map[string]map[string]device.Choice) {
 	r.KubeletChanged()
 }
 
-// checkpoint has only the checkpoint name what has been assigned to pod a. word is what the kubelet says; nil: it has not answered.
+// checkpoint has only the checkpoint name what has been assigned to pod a. word is what the kubelet says.
 func (r *harness) checkpoint(containers map[string]device.Choice, word map[string]map[string]device.Choice) {
 	r.kubelets.Store(&device.Kubelets{Pods: map[device.PodUID]map[string]device.Choice{"a": containers}, Word: word, Asked: true})
 	r.KubeletChanged()
@@ -148,7 +148,7 @@ func TestKubelet_AssignsBeforeThePluginComes_PodHasThatDevice(t *testing.T) {
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))
 		r.expect("a", "main", "waiting PluginMissing")
-		r.checkpoint(map[string]device.Choice{"main": {gpu: {"d1"}}}, nil)
+		r.checkpoint(map[string]device.Choice{"main": {gpu: {"d1"}}}, map[string]map[string]device.Choice{})
 		r.plugins.stock(gpu, 2)
 		r.expect("a", "main", "waiting DevicesUnknown")
 		r.kubelet(has("a", "main", "d1"))
@@ -188,7 +188,7 @@ func TestKubelet_HasNotAnswered_RunningContainerIsAssignedItsDevice(t *testing.T
 	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
-		r.checkpoint(map[string]device.Choice{"main": {gpu: {"d1"}}}, nil)
+		r.checkpoint(map[string]device.Choice{"main": {gpu: {"d1"}}}, map[string]map[string]device.Choice{})
 		r.RuntimeSynced([]device.Running{said("1", "a", "main", "d1")}, nil)
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))
@@ -219,6 +219,27 @@ func TestKubelet_PluginFailsAfterTheBoot_PodGetsNoOtherDevice(t *testing.T) {
 	}, func(r *harness) { r.mute, r.boot = true, "boot" })
 }
 
+// Before the kubelet's first answer nothing is assigned, since its checkpoint may have been removed. The kubelet may start after devmgrd, though.
+func TestKubelet_FirstAnswer_IsAwaited(t *testing.T) {
+	t.Parallel()
+	for _, answers := range []bool{true, false} {
+		run(t, func(r *harness) {
+			r.plugins.stock(gpu, 2)
+			r.kubelets.Store(&device.Kubelets{Asked: true})
+			r.restart()
+			r.RuntimeSynced(nil, nil)
+			r.bind("a", app(gpu, 1))
+			r.expect("a", "main", "busy Allocating")
+			if answers {
+				r.kubelet(nil)
+			} else {
+				r.after(6 * time.Second)
+			}
+			r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		}, func(r *harness) { r.mute = true })
+	}
+}
+
 // Others can write the checkpoint: no pod gets a device that it alone names. Where the kubelet knows the pod and names none, devmgrd assigns one.
 func TestKubelet_DoesNotSaySo_PodWaits(t *testing.T) {
 	t.Parallel()
@@ -226,7 +247,6 @@ func TestKubelet_DoesNotSaySo_PodWaits(t *testing.T) {
 		word  map[string]map[string]device.Choice
 		waits bool
 	}{
-		"no answer":         {nil, true},
 		"no pod":            {map[string]map[string]device.Choice{}, true}, // a kubelet that has just started
 		"other devices":     {has("ns/a", "main", "d0"), true},
 		"another container": {has("ns/a", "side", "d1"), true},
