@@ -271,6 +271,9 @@ func (a *Allocator) succeed(p *pod, held ledger.Devices, got []device.Assignment
 // grantedLocked takes over a pod's assignments, which are on disk. fresh reports whether a container's grant is new.
 func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(container string) bool) {
 	p.assigned, p.kept = got, nil
+	for _, s := range device.Shares(got) {
+		delete(a.byKubelet.kept[p.demand.Pod.UID], s.Resource)
+	}
 	if p.phase == allocating {
 		a.settleLocked(p)
 	}

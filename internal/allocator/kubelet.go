@@ -55,28 +55,46 @@ func (a *Allocator) refreshKubelets() {
 			a.stoppedUsingLocked(uid)
 		}
 	}
+	a.wakeUnknownLocked()
+	a.changedLocked()
+}
+
+// gaveBackLocked wakes others once what the checkpoint names for a pod may not count any longer.
+func (a *Allocator) gaveBackLocked(uid device.PodUID) {
+	if len(a.kubelets.Pods[uid]) > 0 {
+		a.wakeUnknownLocked()
+	}
+}
+
+// wakeUnknownLocked queues the pods that wait because others may have devices by the kubelet.
+func (a *Allocator) wakeUnknownLocked() {
 	for _, p := range a.waiting {
 		if p.retry.IsZero() && p.wait.Reason == device.DevicesUnknown {
 			a.queueLocked(p)
 		}
 	}
-	a.changedLocked()
 }
 
 // keepLocked remembers what a pod has had by the kubelet alone, which has forgotten it: the pod's containers run with it.
 func (a *Allocator) keepLocked(p *pod, was *device.Kubelets) {
-	uid := p.demand.Pod.UID
-	for name, choice := range was.Pods[uid] {
+	if !a.kubelets.Asked {
+		return
+	}
+	pod, word := p.demand.Pod, a.kubelets.Word[p.demand.Pod.String()]
+	for name, choice := range was.Pods[pod.UID] {
 		for r := range choice {
-			c := device.Container{Pod: uid, Name: name}
-			ids := was.Of(p.demand.Pod, name, p.init(name), r)
-			if len(ids) == 0 || len(a.kubelets.Word[p.demand.Pod.String()][name][r]) > 0 || len(a.ledger.Granted(c, r)) > 0 || !a.kubelets.Asked {
+			still := len(a.kubelets.Of(pod, name, p.init(name), r)) > 0 || p.active() && len(word[name][r]) > 0 // else it may be the next pod of that name
+			if still || len(a.ledger.Granted(device.Container{Pod: pod.UID, Name: name}, r)) > 0 {
 				continue
 			}
-			if a.kept[uid] == nil {
-				a.kept[uid] = device.Choice{}
+			for _, id := range was.Of(pod, name, p.init(name), r) {
+				if a.kept[pod.UID] == nil {
+					a.kept[pod.UID] = device.Choice{}
+				}
+				if !slices.Contains(a.kept[pod.UID][r], id) {
+					a.kept[pod.UID][r] = append(a.kept[pod.UID][r], id)
+				}
 			}
-			a.kept[uid][r] = append(a.kept[uid][r], ids...)
 		}
 	}
 }
@@ -117,7 +135,7 @@ func (a *Allocator) kubeletHasLocked(r device.ResourceName) bool {
 	}
 	for uid, containers := range a.kubelets.Pods {
 		p := a.pods[uid]
-		if p == nil && a.podsListed || p != nil && !p.active() {
+		if p == nil && a.podsListed || p != nil && !p.active() && len(a.running[uid]) == 0 {
 			continue
 		}
 		for name, choice := range containers {
@@ -193,7 +211,7 @@ func (a *Allocator) disputedLocked(p *pod, r device.ResourceName, ids []device.I
 // pod, or it requests a resource that was ignored when its pod was assigned devices, and neither the kubelet nor devmgrd has assigned any.
 func (a *Allocator) lackingLocked(p *pod, c device.Container) *device.Refusal {
 	word := a.kubelets.Word[p.demand.Pod.String()][c.Name]
-	if !a.kubelets.Asked || p.init(c.Name) {
+	if !a.kubelets.Asked || a.kubelets.Word == nil || p.init(c.Name) {
 		word = a.kubelets.Pods[c.Pod][c.Name]
 	}
 	for r, ids := range word {

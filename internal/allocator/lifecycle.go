@@ -99,6 +99,7 @@ func (a *Allocator) enterLocked(p *pod, next phase) {
 			a.passFailuresLocked(p, ledger.DevicesOf(p.assigned), false)
 		}
 		a.requestLocked(p.requested(), -1)
+		a.gaveBackLocked(uid)
 	case next != absent:
 		return
 	}

@@ -178,7 +178,10 @@ func (a *Allocator) Replace(all []device.PodDemand) {
 	for _, p := range a.locals {
 		a.publishLocked(p) // its mirror pod may be gone
 	}
-	a.podsListed = true
+	if !a.podsListed {
+		a.podsListed = true
+		a.wakeUnknownLocked() // what the checkpoint names for other pods counts no longer
+	}
 	a.changedLocked()
 }
 

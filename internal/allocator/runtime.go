@@ -198,6 +198,7 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) *container
 	}
 	a.disownLocked(uid)
 	a.stoppedUsingLocked(uid)
+	a.gaveBackLocked(uid)
 	switch p := a.pods[uid]; {
 	case p == nil:
 	case !p.active():

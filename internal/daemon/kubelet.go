@@ -82,7 +82,7 @@ func newKubelet(c config.Config, log *slog.Logger) *kubelet {
 // run asks the kubelet once, and again while the file names devices or pods have some. It calls changed when assigned returns another value.
 func (k *kubelet) run(ctx context.Context, changed func()) error {
 	often := rate.NewLimiter(rate.Every(askPause), askBurst)
-	for before := k.assigned(); often.Wait(ctx) == nil; before = k.assigned() {
+	for told := k.assigned(); often.Wait(ctx) == nil; {
 		file := k.read()
 		select {
 		case <-k.wake: // for this file
@@ -95,7 +95,8 @@ func (k *kubelet) run(ctx context.Context, changed func()) error {
 			}
 			k.answered(file, word, err)
 		}
-		if k.assigned() != before {
+		if now := k.assigned(); now != told {
+			told = now
 			changed()
 		}
 		select {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
@@ -157,6 +159,29 @@ func remove(t *testing.T, path string) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// Where the kubelet is not asked, the allocator hears of each new file.
+func TestKubelet_Run_ReportsEachFile(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		k, write := kubeletFile(t)
+		write(checkpoint.File{Entries: []checkpoint.Entry{entryOf(gpu, nil)}})
+		ctx, cancel := context.WithCancel(t.Context())
+		changed, ended := 0, make(chan error, 1)
+		go func() { ended <- k.run(ctx, func() { changed++ }) }()
+		synctest.Wait()
+		write(checkpoint.File{})
+		time.Sleep(2 * askPause)
+		synctest.Wait()
+		if changed != 1 {
+			t.Errorf("it has changed %d times, want once", changed)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // The kubelet is asked once, once more for each new file, and the allocator hears of what it says.

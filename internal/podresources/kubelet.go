@@ -102,8 +102,8 @@ func KubeletsDevices(ctx context.Context, socket string, taken bool) (map[string
 				}
 				choice, r := all[pod][c.GetName()], device.ResourceName(d.GetResourceName())
 				for _, id := range d.GetDeviceIds() {
-					if !slices.Contains(choice[r], device.ID(id)) {
-						choice[r] = append(choice[r], device.ID(id))
+					if at, has := slices.BinarySearch(choice[r], device.ID(id)); !has { // in one order: the kubelet's is that of a map
+						choice[r] = slices.Insert(choice[r], at, device.ID(id))
 					}
 				}
 			}
