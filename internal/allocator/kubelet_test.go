@@ -278,13 +278,14 @@ func TestKubelet_InitContainerHasADevice_IsNotAnothers(t *testing.T) {
 		file     map[string]device.Choice
 		word     map[string]device.Choice
 		contains string
+		devices  int
 	}{
-		"alone":    {[]device.Demand{first}, map[string]device.Choice{"first": {gpu: {"d0"}}}, nil, "d0"},
-		"has more": {[]device.Demand{both, app(gpu, 1)}, map[string]device.Choice{"first": {gpu: {"d0", "d1"}}, "main": {gpu: {"d1"}}}, map[string]device.Choice{"main": {gpu: {"d1"}}}, "d0 d1"},
+		"alone":    {[]device.Demand{first}, map[string]device.Choice{"first": {gpu: {"d0"}}}, nil, "d0", 1},
+		"has more": {[]device.Demand{both, app(gpu, 1)}, map[string]device.Choice{"first": {gpu: {"d0", "d1"}}, "main": {gpu: {"d1"}}}, map[string]device.Choice{"main": {gpu: {"d1"}}}, "d0 d1", 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(r *harness) {
-				r.plugins.stock(gpu, 3)
+				r.plugins.stock(gpu, test.devices)
 				r.checkpoint(test.file, map[string]map[string]device.Choice{"ns/a": test.word})
 				r.RuntimeSynced(nil, nil)
 				r.bind("a", test.demands...)
