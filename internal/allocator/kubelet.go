@@ -23,6 +23,7 @@ const firstAnswer = 5 * time.Second
 // byKubelet is what pods have by the kubelet's device manager.
 type byKubelet struct {
 	kubelets *device.Kubelets                // its latest word
+	used     map[device.ResourceName]bool    // of that: a plan looks each resource up
 	kept     map[device.PodUID]device.Choice // of pods that it has forgotten and whose containers run; without what devmgrd has assigned to them
 }
 
@@ -48,7 +49,7 @@ func (a *Allocator) refreshKubelets() {
 	if now == was {
 		return
 	}
-	a.kubelets = now
+	a.kubelets, a.used = now, now.Used()
 	for uid := range was.Pods {
 		if p := a.pods[uid]; p != nil {
 			a.keepLocked(p, was)
@@ -125,7 +126,7 @@ func (a *Allocator) leftLocked(uid device.PodUID) {
 // kubeletHasLocked reports whether pods have devices of a resource by the kubelet: in its own word, as it has said before it forgot them, or as its checkpoint
 // says of pods on the node until it says of them. Each pod counts until the API server has listed them.
 func (a *Allocator) kubeletHasLocked(r device.ResourceName) bool {
-	if a.kubelets.Has(r) {
+	if a.used[r] {
 		return true
 	}
 	for _, choice := range a.kept {

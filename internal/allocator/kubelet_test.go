@@ -30,6 +30,22 @@ func has(pod, container string, ids ...device.ID) map[string]map[string]device.C
 	return map[string]map[string]device.Choice{pod: {container: {gpu: ids}}}
 }
 
+// ignoredUntilNow has pod a assigned a device of nic while gpu is ignored, and starts devmgrd with so many of gpu. said is called before that.
+func (r *harness) ignoredUntilNow(devices int, said func()) {
+	r.t.Helper()
+	r.plugins.stock(nic, 1)
+	r.RuntimeSynced(nil, nil)
+	r.bind("a", wants("side", device.App, nic, 1))
+	r.expect("a", "side", "ready vendor.com/nic[d0]")
+	r.halt()
+	r.plugins.stock(gpu, devices)
+	said()
+	r.start()
+}
+
+// withBoth is pod a with what has been ignored.
+func withBoth() device.PodDemand { return pod("a", wants("side", device.App, nic, 1), app(gpu, 1)) }
+
 // A resource is ignored no longer. The kubelet has the pod's next containers get the same device, also while devmgrd is away.
 func TestKubelet_ResourceIsNoLongerIgnored_StaysWithTheKubelet(t *testing.T) {
 	t.Parallel()
@@ -97,14 +113,8 @@ func TestKubelet_ResourceIsNoLongerIgnored_StaysWithTheKubelet(t *testing.T) {
 func TestKubelet_HasForgottenAPod_NextContainerWaits(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
-		r.plugins.stock(nic, 1)
-		r.RuntimeSynced(nil, nil)
-		r.bind("a", wants("side", device.App, nic, 1))
-		r.halt()
-		r.plugins.stock(gpu, 1)
-		r.kubelet(has("a", "main", "d0"))
-		r.start()
-		r.Replace([]device.PodDemand{pod("a", wants("side", device.App, nic, 1), app(gpu, 1)), pod("b", app(gpu, 1))})
+		r.ignoredUntilNow(1, func() { r.kubelet(has("a", "main", "d0")) })
+		r.Replace([]device.PodDemand{withBoth(), pod("b", app(gpu, 1))})
 		c := running("1", "a", "main")
 		r.RuntimeSynced([]device.Running{c}, nil)
 		r.kubelet(nil)
@@ -339,14 +349,8 @@ func TestKubelet_IsNotAsked_CheckpointIsBelieved(t *testing.T) {
 func TestKubelet_AssignsAForgottenPodsDevice_NextPodWaits(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
-		r.plugins.stock(nic, 1)
-		r.RuntimeSynced(nil, nil)
-		r.bind("a", wants("side", device.App, nic, 1))
-		r.halt()
-		r.plugins.stock(gpu, 1)
-		r.kubelet(has("a", "main", "d0"))
-		r.start()
-		r.Replace([]device.PodDemand{pod("a", wants("side", device.App, nic, 1), app(gpu, 1)), pod("b", app(gpu, 1))})
+		r.ignoredUntilNow(1, func() { r.kubelet(has("a", "main", "d0")) })
+		r.Replace([]device.PodDemand{withBoth(), pod("b", app(gpu, 1))})
 		c := running("1", "a", "main")
 		r.RuntimeSynced([]device.Running{c}, nil)
 		r.expect("b", "main", "waiting DevicesUnknown")

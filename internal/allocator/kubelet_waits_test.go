@@ -13,15 +13,11 @@ func TestKubelet_CheckpointOnly_PodEnds_OthersGetTheirs(t *testing.T) {
 	for _, asked := range []bool{false, true} {
 		t.Run(map[bool]string{true: "asked", false: "not asked"}[asked], func(t *testing.T) {
 			run(t, func(r *harness) {
-				r.plugins.stock(nic, 1)
+				r.ignoredUntilNow(2, func() {
+					r.kubelets.Store(&device.Kubelets{Asked: asked, Pods: map[device.PodUID]map[string]device.Choice{"a": {"main": {gpu: {"d1"}}}}})
+				})
 				r.RuntimeSynced(nil, nil)
-				r.bind("a", wants("side", device.App, nic, 1))
-				r.halt()
-				r.plugins.stock(gpu, 2)
-				r.kubelets.Store(&device.Kubelets{Asked: asked, Pods: map[device.PodUID]map[string]device.Choice{"a": {"main": {gpu: {"d1"}}}}})
-				r.start()
-				r.RuntimeSynced(nil, nil)
-				r.Replace([]device.PodDemand{pod("a", wants("side", device.App, nic, 1), app(gpu, 1)), pod("b", app(gpu, 1))})
+				r.Replace([]device.PodDemand{withBoth(), pod("b", app(gpu, 1))})
 				r.after(10 * time.Second)
 				r.expect("b", "main", "waiting DevicesUnknown")
 				r.Drop("a")
@@ -45,7 +41,7 @@ func TestKubelet_ForgetsThePodFirst_OthersGetTheirs(t *testing.T) {
 		r.checkpoint(file, has("ns/a", "main", "d1"))
 		r.start()
 		r.RuntimeSynced([]device.Running{running("1", "a", "main")}, nil)
-		r.Replace([]device.PodDemand{pod("a", wants("side", device.App, nic, 1), app(gpu, 1)), pod("b", app(gpu, 1))})
+		r.Replace([]device.PodDemand{withBoth(), pod("b", app(gpu, 1))})
 		r.expect("b", "main", "waiting DevicesUnknown")
 		r.RuntimeStopped(running("1", "a", "main"))
 		r.checkpoint(file, map[string]map[string]device.Choice{})
@@ -116,16 +112,10 @@ func TestKubelet_ForgetsAndKnowsAgain_OthersGetTheirs(t *testing.T) {
 func TestKubelet_AssignsAForgottenPodsDeviceToItsSuccessor_Waits(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
-		r.plugins.stock(nic, 1)
-		r.RuntimeSynced(nil, nil)
-		r.bind("a", wants("side", device.App, nic, 1))
-		r.halt()
-		r.plugins.stock(gpu, 1)
-		r.kubelet(has("a", "main", "d0"))
-		r.start()
+		r.ignoredUntilNow(1, func() { r.kubelet(has("a", "main", "d0")) })
 		b := pod("b", app(gpu, 1))
 		b.Pod.Name = "a"
-		r.Replace([]device.PodDemand{pod("a", wants("side", device.App, nic, 1), app(gpu, 1))})
+		r.Replace([]device.PodDemand{withBoth()})
 		c := running("1", "a", "main")
 		r.RuntimeSynced([]device.Running{c}, nil)
 		r.after(time.Second)
@@ -145,15 +135,11 @@ func TestKubelet_AssignsAForgottenPodsDeviceToItsSuccessor_Waits(t *testing.T) {
 func TestKubelet_IsNotAsked_ContainerOfADeletedPodKeepsItsDevice(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
-		r.plugins.stock(nic, 1)
+		r.ignoredUntilNow(1, func() {
+			r.kubelets.Store(&device.Kubelets{Pods: map[device.PodUID]map[string]device.Choice{"a": {"main": {gpu: {"d0"}}}}})
+		})
 		r.RuntimeSynced(nil, nil)
-		r.bind("a", wants("side", device.App, nic, 1))
-		r.halt()
-		r.plugins.stock(gpu, 1)
-		r.kubelets.Store(&device.Kubelets{Pods: map[device.PodUID]map[string]device.Choice{"a": {"main": {gpu: {"d0"}}}}})
-		r.start()
-		r.RuntimeSynced(nil, nil)
-		r.Replace([]device.PodDemand{pod("a", wants("side", device.App, nic, 1), app(gpu, 1))})
+		r.Replace([]device.PodDemand{withBoth()})
 		r.after(10 * time.Second)
 		c := running("1", "a", "main")
 		r.RuntimeCreating(c)

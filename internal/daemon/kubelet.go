@@ -191,16 +191,8 @@ func (k *kubelet) takeLocked(f checkpoint.File) {
 
 // usedLocked returns the resources of which pods have devices, in the kubelet's word.
 func (k *kubelet) usedLocked() map[device.ResourceName]bool {
-	used := map[device.ResourceName]bool{}
-	for _, containers := range k.answer.word {
-		for _, choice := range containers {
-			for r := range choice {
-				if !k.ignored(r) {
-					used[r] = true
-				}
-			}
-		}
-	}
+	used := (&device.Kubelets{Word: k.answer.word}).Used()
+	maps.DeleteFunc(used, func(r device.ResourceName, _ bool) bool { return k.ignored(r) })
 	return used
 }
 

@@ -90,16 +90,17 @@ type Kubelets struct {
 	Asked bool                         // it is asked; otherwise the checkpoint is believed
 }
 
-// Has reports whether pods have devices of a resource by the kubelet, in its own word.
-func (k *Kubelets) Has(r ResourceName) bool {
+// Used returns the resources of which pods have devices by the kubelet, in its own word.
+func (k *Kubelets) Used() map[ResourceName]bool {
+	used := map[ResourceName]bool{}
 	for _, containers := range k.Word {
 		for _, choice := range containers {
-			if len(choice[r]) > 0 {
-				return true
+			for r := range choice {
+				used[r] = true
 			}
 		}
 	}
-	return false
+	return used
 }
 
 // Denies reports whether the kubelet knows a pod and says that a container does not have what the checkpoint names.

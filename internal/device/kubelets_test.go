@@ -47,7 +47,7 @@ func TestKubelets_Of(t *testing.T) {
 	if got := k.Of(other, "side", false, gpu); len(got) != 1 || k.Denies(other, "side", false, gpu, got) {
 		t.Errorf("a checkpoint that is believed: %v", got)
 	}
-	if !k.Has(gpu) || k.Has("vendor.example/nic") {
-		t.Error("the resources are wrong")
+	if used := k.Used(); len(used) != 1 || !used[gpu] {
+		t.Errorf("pods have devices of %v", used)
 	}
 }
