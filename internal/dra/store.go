@@ -14,8 +14,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
-// store holds devmgrd's ResourceSlices of this node, from the watch and from the answers to writes. It is the reflector's store: its
-// methods never fail.
+// store holds devmgrd's ResourceSlices of this node, from the watch and from the answers to writes.
 type store struct {
 	changed  chan struct{} // holds one token when the watch has brought news
 	removed  chan struct{} // likewise when another client has removed a slice
@@ -105,47 +104,39 @@ func (s *store) missing(name string, known *resourceapi.ResourceSlice) {
 	}
 }
 
-// Add receives a ResourceSlice from the watch.
-func (s *store) Add(obj any) error { return s.Update(obj) }
-
 // Update receives a change from the watch.
-func (s *store) Update(obj any) error {
+func (s *store) Update(obj any) {
 	slice, ok := obj.(*resourceapi.ResourceSlice)
 	if !ok {
-		return nil
+		return
 	}
 	s.mu.Lock()
-	newer := s.slices.Seen(slice.Name, kube.ParseVersion(slice.ResourceVersion), slice)
-	s.mu.Unlock()
-	if newer {
+	defer s.mu.Unlock()
+	if s.slices.Seen(slice.Name, kube.ParseVersion(slice.ResourceVersion), slice) {
 		loops.Signal(s.changed)
 	}
-	return nil
 }
 
 // Delete receives a deletion from the watch.
-func (s *store) Delete(obj any) error {
+func (s *store) Delete(obj any) {
 	slice, ok := obj.(*resourceapi.ResourceSlice)
 	if !ok {
-		return nil
+		return
 	}
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	was, _ := s.slices.Get(slice.Name)
-	removed := s.slices.Deleted(slice.Name, kube.ParseVersion(slice.ResourceVersion))
-	if removed {
+	if s.slices.Deleted(slice.Name, kube.ParseVersion(slice.ResourceVersion)) {
 		s.leaveLocked(was)
-	}
-	s.mu.Unlock()
-	if removed {
 		loops.Signal(s.removed)
 		loops.Signal(s.changed)
 	}
-	return nil
 }
 
 // Replace receives a full list.
-func (s *store) Replace(list []any, version string) error {
+func (s *store) Replace(list []any, version string) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	before := maps.Collect(s.slices.All())
 	s.slices.Replace(kube.ParseVersion(version))
 	for _, obj := range list {
@@ -161,22 +152,16 @@ func (s *store) Replace(list []any, version string) error {
 		s.listed = time.Now()
 		close(s.first)
 	}
-	s.mu.Unlock()
 	loops.Signal(s.relisted)
 	loops.Signal(s.changed)
-	return nil
 }
 
 // Bookmark records that the watch has delivered everything up to a version.
-func (s *store) Bookmark(version string) error {
+func (s *store) Bookmark(version string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.slices.Passed(kube.ParseVersion(version))
-	return nil
 }
-
-// Resync is never called.
-func (s *store) Resync() error { return nil }
 
 // newObjects returns the objects into which the watch decodes.
 func newObjects() (object, list runtime.Object) {

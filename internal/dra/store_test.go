@@ -23,7 +23,7 @@ func sliceOf(name string, version int, resource string) *resourceapi.ResourceSli
 func TestSlices_ManyComeAndGo_AreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
-		_ = s.Replace(nil, "1")
+		s.Replace(nil, "1")
 		var before, after runtime.MemStats
 		runtime.GC()
 		runtime.ReadMemStats(&before)
@@ -33,8 +33,8 @@ func TestSlices_ManyComeAndGo_AreForgotten(t *testing.T) {
 				resource = fmt.Sprintf("made-up.example/%d", i)
 			}
 			name := fmt.Sprint(i, strings.Repeat("n", 200))
-			_ = s.Add(sliceOf(name, 10*i+2, resource))
-			_ = s.Delete(sliceOf(name, 10*i+3, resource))
+			s.Update(sliceOf(name, 10*i+2, resource))
+			s.Delete(sliceOf(name, 10*i+3, resource))
 			time.Sleep(100 * time.Millisecond)
 		}
 		runtime.GC()
@@ -55,8 +55,8 @@ func TestSlices_ManyComeAndGo_AreForgotten(t *testing.T) {
 func TestSlices_AnswerIsOlderThanTheList_SliceIsGone(t *testing.T) {
 	t.Parallel()
 	s := newStore()
-	_ = s.Replace([]any{sliceOf("a", 5, "a.example/x")}, "6")
-	_ = s.Replace(nil, "9")
+	s.Replace([]any{sliceOf("a", 5, "a.example/x")}, "6")
+	s.Replace(nil, "9")
 	s.observe(sliceOf("a", 8, "a.example/x"))
 	if all, _ := s.now(); len(all) > 0 {
 		t.Errorf("the slices are %v", all)

@@ -42,11 +42,17 @@ type WatchConfig struct {
 	New      func() (object, list runtime.Object) // an empty object of the resource, and an empty list of them
 	// Trim returns what Store.Replace gets for an object of a list, without what is not needed of it: a list may be long, and its objects large. They
 	// are trimmed as they arrive. nil: the objects themselves.
-	Trim func(object any) any
-	// Store receives all changes in order, from one goroutine: Replace after each list; Add, Update and Delete for the events
-	// of the watch; and Bookmark, if it has that method.
-	Store cache.ReflectorStore
+	Trim  func(object any) any
+	Store Store
 	Log   *slog.Logger
+}
+
+// A Store receives all changes in order, from one goroutine.
+type Store interface {
+	Replace(list []any, version string) // all objects
+	Update(object any)                  // a new object, or another version of one
+	Delete(object any)
+	Bookmark(version string) // the watch has delivered everything up to this version
 }
 
 // A Watch keeps a store up to date with the API server.
@@ -72,7 +78,7 @@ func NewWatch(cfg WatchConfig) *Watch {
 	object, _ := cfg.New()
 	w.reflector = cache.NewReflectorWithOptions(
 		&cache.ListWatch{ListWithContextFunc: w.list, WatchFuncWithContext: w.watch},
-		object, observed(w), cache.ReflectorOptions{Name: cfg.Name, TypeDescription: cfg.Resource})
+		object, observed{w}, cache.ReflectorOptions{Name: cfg.Name, TypeDescription: cfg.Resource})
 	return w
 }
 
@@ -212,45 +218,33 @@ func (w *Watch) end(err error) time.Duration {
 	return time.Since(since)
 }
 
-// observedStore is a store that reports each full list to its Watch, and has a streamed list trimmed.
-type observedStore struct {
-	cache.ReflectorStore
-	watch *Watch
-}
+// observed is a Watch's Store as the reflector calls it. It reports each full list to the Watch, and has a streamed list trimmed.
+type observed struct{ *Watch }
 
 // Transformer returns what the reflector does with each object of a streamed list.
-func (n observedStore) Transformer() cache.TransformFunc {
-	if n.watch.cfg.Trim == nil {
+func (w observed) Transformer() cache.TransformFunc {
+	if w.cfg.Trim == nil {
 		return nil
 	}
-	return func(object any) (any, error) { return n.watch.cfg.Trim(object), nil }
+	return func(object any) (any, error) { return w.cfg.Trim(object), nil }
 }
 
-func (n observedStore) Replace(list []any, version string) error {
+func (w observed) Replace(list []any, version string) error {
 	for i := range list {
 		if t, is := list[i].(*trimmed); is {
 			list[i] = t.is
 		}
 	}
-	err := n.ReflectorStore.Replace(list, version)
-	n.watch.progress(func() { n.watch.listed = true })
-	return err
+	w.cfg.Store.Replace(list, version)
+	w.progress(func() { w.listed = true })
+	return nil
 }
 
-// observedBookmarks is an observedStore with the method Bookmark, which the reflector looks for.
-type observedBookmarks struct {
-	observedStore
-	cache.ReflectorBookmarkStore
-}
-
-// observed wraps a Watch's store, with Bookmark if the store has it.
-func observed(w *Watch) cache.ReflectorStore {
-	of := observedStore{w.cfg.Store, w}
-	if b, ok := w.cfg.Store.(cache.ReflectorBookmarkStore); ok {
-		return observedBookmarks{of, b}
-	}
-	return of
-}
+func (w observed) Add(object any) error          { return w.Update(object) }
+func (w observed) Update(object any) error       { w.cfg.Store.Update(object); return nil }
+func (w observed) Delete(object any) error       { w.cfg.Store.Delete(object); return nil }
+func (w observed) Bookmark(version string) error { w.cfg.Store.Bookmark(version); return nil }
+func (w observed) Resync() error                 { return nil } // never called
 
 // ParseVersion returns a resourceVersion as an integer, which Kubernetes lets clients compare; 0: it is not one.
 func ParseVersion(s string) uint64 {

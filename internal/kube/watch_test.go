@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/kube/kubetest"
@@ -45,7 +44,7 @@ func TestOneLinePerChange(t *testing.T) {
 	w := kube.NewWatch(kube.WatchConfig{
 		Name: "our node", Client: api.Client(), Resource: "nodes", Selector: fields.OneTermEqualSelector("metadata.name", "n1"),
 		New:   func() (object, list apiruntime.Object) { return &corev1.Node{}, &corev1.NodeList{} },
-		Store: cache.NewStore(cache.MetaNamespaceKeyFunc), Log: slog.New(slog.NewTextHandler(log, nil)),
+		Store: &weighed{}, Log: slog.New(slog.NewTextHandler(log, nil)),
 	})
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -102,7 +101,7 @@ func TestBack_NeverAway_IsZero(t *testing.T) {
 	w := kube.NewWatch(kube.WatchConfig{
 		Name: "our node", Client: api.Client(), Resource: "nodes", Selector: fields.OneTermEqualSelector("metadata.name", "n1"),
 		New:   func() (object, list apiruntime.Object) { return &corev1.Node{}, &corev1.NodeList{} },
-		Store: cache.NewStore(cache.MetaNamespaceKeyFunc), Log: slog.New(slog.DiscardHandler),
+		Store: &weighed{}, Log: slog.New(slog.DiscardHandler),
 	})
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error)
@@ -119,15 +118,14 @@ func TestBack_NeverAway_IsZero(t *testing.T) {
 
 // A weighed store measures the heap that is in use when a full list arrives.
 type weighed struct {
-	cache.Store
 	heap uint64
 	list []any
 }
 
-func (s *weighed) Replace(list []any, _ string) error {
-	s.list, s.heap = list, heap()
-	return nil
-}
+func (s *weighed) Replace(list []any, _ string) { s.list, s.heap = list, heap() }
+func (s *weighed) Update(any)                   {}
+func (s *weighed) Delete(any)                   {}
+func (s *weighed) Bookmark(string)              {}
 
 func heap() uint64 {
 	runtime.GC()

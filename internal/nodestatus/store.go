@@ -6,8 +6,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
-// store holds the newest state of devmgrd's Node from the watch or from a patch's answer. It is the reflector's store: its
-// methods never fail.
+// store holds the newest state of devmgrd's Node from the watch or from a patch's answer.
 type store struct {
 	relisted chan struct{} // holds one token when there has been a full list: the API server is back
 
@@ -56,34 +55,30 @@ func (s *store) observe(n nodeState) {
 	s.mu.Unlock()
 }
 
-// Add receives a Node from the watch.
-func (s *store) Add(obj any) error { return s.Update(obj) }
-
 // Update receives a change from the watch.
-func (s *store) Update(obj any) error {
+func (s *store) Update(obj any) {
 	if n, ok := nodeStateOf(obj); ok {
 		s.mu.Lock()
+		defer s.mu.Unlock()
 		s.nodes.Seen(n.name, n.version, n)
 		s.signalLocked()
-		s.mu.Unlock()
 	}
-	return nil
 }
 
 // Delete receives the deletion of the Node from the watch.
-func (s *store) Delete(obj any) error {
+func (s *store) Delete(obj any) {
 	if n, ok := nodeStateOf(obj); ok {
 		s.mu.Lock()
+		defer s.mu.Unlock()
 		s.nodes.Deleted(n.name, n.version)
 		s.signalLocked()
-		s.mu.Unlock()
 	}
-	return nil
 }
 
 // Replace receives a full list, which holds devmgrd's Node or nothing.
-func (s *store) Replace(list []any, version string) error {
+func (s *store) Replace(list []any, version string) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.nodes.Replace(kube.ParseVersion(version))
 	for _, obj := range list {
 		if n, ok := nodeStateOf(obj); ok {
@@ -92,10 +87,8 @@ func (s *store) Replace(list []any, version string) error {
 	}
 	s.listed = true
 	s.signalLocked()
-	s.mu.Unlock()
 	loops.Signal(s.relisted)
-	return nil
 }
 
-// Resync is never called.
-func (s *store) Resync() error { return nil }
+// Bookmark is part of kube.Store. Versions of other Nodes say nothing of this one.
+func (s *store) Bookmark(string) {}

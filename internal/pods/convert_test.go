@@ -247,7 +247,7 @@ func TestShown_Signal_OnChangesOnly(t *testing.T) {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", UID: "u"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main",
 			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"vendor.example/gpu": resource.MustParse("1")}}}}}}
 		change(p)
-		_ = s.Update(p)
+		s.Update(p)
 		select {
 		case <-s.showing:
 			return true

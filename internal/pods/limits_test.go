@@ -94,7 +94,7 @@ func TestLimit_PartsOfLongTexts_DoNotKeepThem(t *testing.T) {
 			for i := range 50 {
 				p := newPod(fmt.Sprint("p", i), container("c", "made.up/r", "1"))
 				edit(&p.Spec.Containers[0])
-				_ = s.Add(p)
+				s.Update(p)
 			}
 			if used, _ := heap(); used > before+5<<20 {
 				t.Errorf("50 pods, which count as %d bytes, keep %d KiB", s.size, (used-before)>>10)
@@ -144,9 +144,7 @@ func TestLimit_OfAllPods(t *testing.T) {
 	one, _ := reader{}.pod(large)
 	fit := maxPodsSize / size(one.demand)
 	for i := range fit + 3 {
-		if err := s.Add(named(fmt.Sprint("p", i))); err != nil {
-			t.Fatal(err)
-		}
+		s.Update(named(fmt.Sprint("p", i)))
 	}
 	if n := len(d.bound); n != fit {
 		t.Fatalf("%d pods are known, want %d", n, fit)
@@ -156,25 +154,25 @@ func TestLimit_OfAllPods(t *testing.T) {
 	if no := (*device.Refusal)(nil); !errors.As(fetch(), &no) || no.Reason != device.PodTooLarge {
 		t.Errorf("fetching a pod without room: %v", fetch())
 	}
-	_ = s.Add(crowd("other", 3000, 0, 0))
-	_ = s.Add(crowd("bare", 3000, 0, 0))
+	s.Update(crowd("other", 3000, 0, 0))
+	s.Update(crowd("bare", 3000, 0, 0))
 	if p, known := d.bound["bare"]; !known || p.Containers != nil {
 		t.Errorf("a pod without devices: known %v, with %d containers", known, len(p.Containers))
 	}
 	gone, _ := reader{}.pod(named("gone"))
-	_ = s.Add(named("gone"))
+	s.Update(named("gone"))
 	left := s.left[gone.demand.Pod]
-	_ = s.Delete(cache.DeletedFinalStateUnknown{Key: keyOf(gone.demand.Pod).String()})
+	s.Delete(cache.DeletedFinalStateUnknown{Key: keyOf(gone.demand.Pod).String()})
 	if !left || s.left[gone.demand.Pod] {
 		t.Errorf("one without room: left out %v, and after its deletion %v", left, s.left[gone.demand.Pod])
 	}
-	_ = s.Delete(named("p0"))
-	_ = s.Delete(named("p1"))
+	s.Delete(named("p0"))
+	s.Delete(named("p1"))
 	if err := fetch(); err != nil || !s.knows(late.demand.Pod) {
 		t.Errorf("fetching it when another pod has ended: %v", err)
 	}
 	ended, _ := reader{}.pod(named(fmt.Sprint("p", fit+1)))
-	_ = s.Delete(named(fmt.Sprint("p", fit+1)))
+	s.Delete(named(fmt.Sprint("p", fit+1)))
 	if err := s.fetched(ended); !errors.Is(err, ErrNotFound) {
 		t.Errorf("fetching one that was left out and has ended: %v", err)
 	}
@@ -184,7 +182,7 @@ func TestLimit_OfAllPods(t *testing.T) {
 	for i := range fit + 2 {
 		all = append(all, named(fmt.Sprintf("p%05d", i)))
 	}
-	_ = s.Replace(all, "2")
+	s.Replace(all, "2")
 	if _, last := d.bound[device.PodUID(fmt.Sprintf("p%05d", fit+1))]; last || len(d.bound) != fit {
 		t.Errorf("%d pods of a list are known, want %d; the last: %v", len(d.bound), fit, last)
 	}
@@ -212,7 +210,7 @@ func fill(s *store, edit ...func(*corev1.Pod)) (all []any) {
 	for i := range 2 * maxPodsSize / maxPodSize {
 		p := fat(fmt.Sprintf("fat%05d", i), edit...)
 		all = append(all, p)
-		_ = s.Add(p)
+		s.Update(p)
 	}
 	return all
 }
@@ -223,7 +221,7 @@ func TestLimit_ForgedMirrorPods_LeaveRoomForOthers(t *testing.T) {
 	d := newDiary()
 	s := newStore(reader{}, d, &sandboxes{})
 	fill(s, func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: hashOf(p.Name)} })
-	_ = s.Add(newPod("honest", container("c", "a.example/gpu", "1")))
+	s.Update(newPod("honest", container("c", "a.example/gpu", "1")))
 	if n := len(s.held); n > maxMirrorsSize/(maxPodSize-32<<10) || len(d.bound) != 1 || d.bound["honest"].Pod.Name == "" {
 		t.Errorf("%d forged pods are kept; %d pods are known, among them the honest one: %v", n, len(d.bound), d.bound["honest"].Pod.Name != "")
 	}
@@ -236,16 +234,16 @@ func TestLimit_FullList_KeepsPodsThatRun(t *testing.T) {
 	s := newStore(reader{}, d, &sandboxes{all: true})
 	honest := newPod("honest", container("c", "a.example/gpu", "1"))
 	honest.CreationTimestamp = metav1.NewTime(born.Add(time.Hour))
-	_ = s.Add(honest)
+	s.Update(honest)
 	all := append(fill(s), any(honest))
-	_ = s.Replace(all, "2")
+	s.Replace(all, "2")
 	if d.bound["honest"].Pod.Name == "" {
 		t.Error("a pod that was known is dropped")
 	}
 	d = newDiary()
 	began := metav1.Now()
 	honest.Status.StartTime, honest.Status.ContainerStatuses = &began, []corev1.ContainerStatus{{Name: "c"}}
-	_ = newStore(reader{}, d, &sandboxes{all: true}).Replace(all, "2")
+	newStore(reader{}, d, &sandboxes{all: true}).Replace(all, "2")
 	if d.bound["honest"].Pod.Name == "" {
 		t.Error("a pod that the kubelet has admitted is dropped at the start")
 	}
@@ -260,7 +258,7 @@ func TestLimit_PodsGrow_KeepTheirRequests(t *testing.T) {
 	grown, kept := 0, 0
 	for i := range len(all) / 8 { // each of them is known, and there is room for a few to grow
 		size := s.size
-		_ = s.Add(fat(fmt.Sprintf("fat%05d", i), func(p *corev1.Pod) {
+		s.Update(fat(fmt.Sprintf("fat%05d", i), func(p *corev1.Pod) {
 			p.Annotations = map[string]string{device.DevicesAnnotation: `{"c":{"made.up/r":{"use":["` + strings.Repeat("Y", 16_000) + `"]}}}`}
 		}))
 		if s.size > size {

@@ -57,24 +57,24 @@ func TestMirror_CountsWithItsStaticPod(t *testing.T) {
 		story func(*store, *sandboxes)
 		want  string
 	}{
-		"forged":            {func(s *store, r *sandboxes) { r.list(false); s.Add(at("a", 11, "mirror")); s.lookAtRuntime() }, "replace"},
+		"forged":            {func(s *store, r *sandboxes) { r.list(false); s.Update(at("a", 11, "mirror")); s.lookAtRuntime() }, "replace"},
 		"forged, in a list": {func(s *store, r *sandboxes) { r.list(false); s.Replace([]any{at("a", 11, "mirror")}, "12") }, "replace,replace"},
 		"forged, without a hash": {func(s *store, r *sandboxes) {
 			r.list(false)
 			p := at("a", 11, "mirror")
 			p.Annotations[corev1.MirrorPodAnnotationKey] = "x"
-			s.Add(p)
+			s.Update(p)
 		}, "replace"},
 		"the static pod is made later": {func(s *store, r *sandboxes) {
 			r.list(false)
-			s.Add(at("a", 11, "mirror"))
+			s.Update(at("a", 11, "mirror"))
 			r.list(false, "a")
 			s.lookAtRuntime()
 			s.Delete(at("a", 12, "mirror"))
 		}, "replace,bind A,drop A"},
 		"the static pod is made later, and its container is created at once": {func(s *store, r *sandboxes) {
 			r.list(false)
-			s.Add(at("a", 11, "mirror"))
+			s.Update(at("a", 11, "mirror"))
 			r.list(false, "a")
 			seen, _ := s.reader.pod(at("a", 11, "mirror"))
 			if !s.knows(seen.demand.Pod) {
@@ -83,39 +83,39 @@ func TestMirror_CountsWithItsStaticPod(t *testing.T) {
 		}, "replace,bind A"},
 		"deleted before": {func(s *store, r *sandboxes) {
 			r.list(false)
-			s.Add(at("a", 11, "mirror"))
+			s.Update(at("a", 11, "mirror"))
 			s.Delete(at("a", 12, "mirror"))
 			r.list(false, "a")
 			s.lookAtRuntime()
 		}, "replace"},
 		"its sandbox is made again": {func(s *store, r *sandboxes) {
 			r.list(false, "a")
-			s.Add(at("a", 11, "mirror"))
+			s.Update(at("a", 11, "mirror"))
 			r.list(false)
 			s.lookAtRuntime()
 			s.Update(at("a", 12, "mirror"))
 		}, "replace,bind A,bind A"},
 		"before the runtime has listed": {func(s *store, r *sandboxes) {
-			s.Add(at("a", 11, "mirror"))
+			s.Update(at("a", 11, "mirror"))
 			r.list(false, "a")
 			s.lookAtRuntime()
 		}, "replace,bind A"},
 		"forged, before the runtime has listed": {func(s *store, r *sandboxes) {
-			s.Add(at("b", 11, "mirror"))
+			s.Update(at("b", 11, "mirror"))
 			r.list(false, "a")
 			s.lookAtRuntime()
 		}, "replace"},
 		"another claims its UID first": {func(s *store, r *sandboxes) {
-			s.Add(forge("x", 11))
-			s.Add(at("a", 12, "mirror"))
+			s.Update(forge("x", 11))
+			s.Update(at("a", 12, "mirror"))
 			r.list(false, "a")
 			s.lookAtRuntime()
 			s.Delete(forge("x", 13))
 		}, "replace,bind A"},
 		"forged, and the true one is not in a list": {func(s *store, r *sandboxes) {
 			r.list(false, "a")
-			s.Add(at("a", 11, "mirror"))
-			s.Add(forge("x", 12))
+			s.Update(at("a", 11, "mirror"))
+			s.Update(forge("x", 12))
 			s.Replace([]any{forge("x", 12)}, "20")
 			s.lookAtRuntime()
 		}, "replace,bind A,replace"},
@@ -132,19 +132,19 @@ func TestMirror_CountsWithItsStaticPod(t *testing.T) {
 			s.served = map[device.Pod]bool{{UID: device.PodUID(hashOf("a")), Namespace: "ns", Name: "a"}: true}
 			s.Replace([]any{at("a", 9, "mirror"), forge("x", 8)}, "12")
 		}, "replace,replace A"},
-		"the runtime reports its requests": {func(s *store, r *sandboxes) { r.list(true, "a"); s.Add(at("a", 11, "mirror")) }, "replace,bind A="},
+		"the runtime reports its requests": {func(s *store, r *sandboxes) { r.list(true, "a"); s.Update(at("a", 11, "mirror")) }, "replace,bind A="},
 		"its owner adds the annotation, and takes it away": {func(s *store, r *sandboxes) {
 			r.list(false, "a")
-			s.Add(at("a", 11, "mirror"))
+			s.Update(at("a", 11, "mirror"))
 			s.Update(at("a", 12, "local"))
 			s.Delete(at("a", 13, "local"))
 			r.list(true, "b")
-			s.Add(at("b", 14, "local"))
+			s.Update(at("b", 14, "local"))
 			s.Update(at("b", 15, "mirror"))
 			s.Delete(at("b", 16, "mirror"))
 		}, "replace,bind A,bind A,drop A,bind B=,bind B=,drop B"},
 		"the annotation was guessed wrong": {func(s *store, r *sandboxes) {
-			s.Add(at("a", 11, "local"))
+			s.Update(at("a", 11, "local"))
 			r.list(false, "a")
 			s.lookAtRuntime()
 		}, "replace,bind A"},
@@ -181,7 +181,7 @@ func TestMirror_ForgedOnesFillTheirRoom_StaticPodIsServed(t *testing.T) {
 	fill(s, func(p *corev1.Pod) {
 		p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: hashOf(p.Name)}
 	})
-	s.Add(at("late", 1<<20, "mirror"))
+	s.Update(at("late", 1<<20, "mirror"))
 	if len(d.bound) > 0 || len(s.held) == 0 {
 		t.Errorf("%d forged pods are bound, %d are held", len(d.bound), len(s.held))
 	}
@@ -203,13 +203,13 @@ func TestMirror_LeftOutAndForgedOneDeleted_StaticPodIsServed(t *testing.T) {
 	})
 	late := at("late", 1<<20, "mirror")
 	for i := 0; len(s.left) == 0 || !s.left[device.Pod{UID: device.PodUID(hashOf("late")), Namespace: "ns", Name: "late"}]; i++ { // small ones take the rest
-		s.Add(at(fmt.Sprint("small", i), 900_000+i, "mirror"))
-		s.Add(late)
+		s.Update(at(fmt.Sprint("small", i), 900_000+i, "mirror"))
+		s.Update(late)
 		s.unholdLocked(device.Pod{UID: device.PodUID(hashOf("late")), Namespace: "ns", Name: "late"})
 	}
 	forged := at("late", 1<<20+1, "mirror")
 	forged.Namespace, forged.Name, forged.UID = "evil", "x", "evil"
-	s.Add(forged)
+	s.Update(forged)
 	s.Delete(forged)
 	r.list(false, "late")
 	seen, _ := s.reader.pod(late)

@@ -14,8 +14,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
-// store holds the active pods of this node and decides the calls to the Sink. It is the reflector's store: its methods never
-// fail, since no error there could be fixed by a retry.
+// store holds the active pods of this node and decides the calls to the Sink.
 type store struct {
 	reader  reader
 	sink    Sink
@@ -61,14 +60,11 @@ func newStore(r reader, to Sink, of Runtime) *store {
 	return &store{reader: r, sink: to, runtime: of, pods: map[device.PodUID]entry{}, held: map[types.NamespacedName]entry{}, left: map[device.Pod]bool{}, outlived: map[device.PodUID]device.Pod{}, showing: make(chan struct{}, 1)}
 }
 
-// Add receives a new pod from the watch.
-func (s *store) Add(obj any) error { return s.Update(obj) }
-
 // Update receives a pod from the watch.
-func (s *store) Update(obj any) error {
+func (s *store) Update(obj any) {
 	seen, ok := s.reader.pod(obj)
 	if !ok {
-		return nil
+		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,11 +77,10 @@ func (s *store) Update(obj any) error {
 		e := entryOf(seen)
 		if taken || !s.shownLocked(&e, s.pods[e.demand.Pod.UID]) {
 			s.holdLocked(e)
-			return nil
+			return
 		}
 		s.bindLocked(e)
 	}
-	return nil
 }
 
 // bindLocked takes a pod and reports it to the Sink. It returns false if there is no room for its demand.
@@ -199,17 +194,17 @@ func (s *store) keepLocked(e *entry) bool {
 }
 
 // Delete receives the deletion of a pod from the watch.
-func (s *store) Delete(obj any) error {
+func (s *store) Delete(obj any) {
 	pod, version, ok := s.reader.deleted(obj)
 	if !ok {
-		return nil
+		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.passed = max(s.passed, version)
 	if pod.UID != "" {
 		s.dropLocked(pod)
-		return nil
+		return
 	}
 	for _, e := range s.pods { // a tombstone without the object: only the name is left
 		if e.demand.Pod.Namespace == pod.Namespace && e.demand.Pod.Name == pod.Name {
@@ -220,7 +215,6 @@ func (s *store) Delete(obj any) error {
 		s.unholdLocked(e.demand.Pod)
 	}
 	maps.DeleteFunc(s.left, func(one device.Pod, _ bool) bool { return one.Namespace == pod.Namespace && one.Name == pod.Name })
-	return nil
 }
 
 // hasLocked reports whether the store has the pod, and whether another pod has its UID. Two pods have the same UID only if
@@ -254,7 +248,7 @@ func (s *store) outlivesLocked(e entry) {
 
 // Replace receives a full list. Pods that Fetch has read in a newer version than the list's stay. Those that are known come first, then those that the
 // kubelet has admitted: pods that were left out do not displace them. Of several pods with one UID the first counts, of new ones the oldest.
-func (s *store) Replace(list []any, version string) error {
+func (s *store) Replace(list []any, version string) {
 	at := kube.ParseVersion(version)
 	listed := make([]entry, 0, len(list))
 	for _, obj := range list {
@@ -301,19 +295,14 @@ func (s *store) Replace(list []any, version string) error {
 		}
 	}
 	s.sink.Replace(demands)
-	return nil
 }
 
 // Bookmark records that the watch has delivered everything up to a version.
-func (s *store) Bookmark(version string) error {
+func (s *store) Bookmark(version string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.passed = max(s.passed, kube.ParseVersion(version))
-	return nil
 }
-
-// Resync is never called.
-func (s *store) Resync() error { return nil }
 
 // knows reports whether the Sink has the pod.
 func (s *store) knows(pod device.Pod) bool {

@@ -125,7 +125,7 @@ func TestStore(t *testing.T) {
 	}{
 		"a pod's life": {func() {
 			list(10)
-			s.Add(at("a", 11, "Pending"))
+			s.Update(at("a", 11, "Pending"))
 			s.Update(at("a", 12))
 			s.Update(at("a", 13, "Succeeded"))
 			s.Update(at("a", 14, "Succeeded"))
@@ -145,21 +145,21 @@ func TestStore(t *testing.T) {
 		"mirror pods that the runtime reports are counted separately": {func() {
 			s.runtime.(*sandboxes).list(true, "a", "d")
 			list(10, at("a", 9, "local"))
-			s.Add(at("d", 11, "local"))
+			s.Update(at("d", 11, "local"))
 			s.Delete(at("d", 12, "local"))
 		}, "replace A=,bind D=,drop D"},
 		"mirror pods go by the runtime's UID": {func() {
 			list(10, at("a", 9, "mirror"))
-			s.Add(at("b", 11, "mirror"))
+			s.Update(at("b", 11, "mirror"))
 			s.Delete(at("b", 12, "mirror"))
 			s.Update(at("a", 13, "mirror", "Failed"))
 		}, "replace A,bind B,drop B,drop A"},
-		"fetched before the first list":               {func() { fetch(at("a", 12), true); list(10); s.Add(at("a", 11)) }, "bind a,replace a,bind a"},
+		"fetched before the first list":               {func() { fetch(at("a", 12), true); list(10); s.Update(at("a", 11)) }, "bind a,replace a,bind a"},
 		"fetched, and the list is newer and lacks it": {func() { fetch(at("a", 12), true); list(13) }, "bind a,replace"},
 		"fetched, shown, and then a list lacks it": {func() {
 			list(10)
 			fetch(at("a", 12), true)
-			s.Add(at("a", 11))
+			s.Update(at("a", 11))
 			list(11)
 		}, "replace,bind a,bind a,replace"},
 		"fetched, and ended while the answer was on its way": {func() {
@@ -172,10 +172,9 @@ func TestStore(t *testing.T) {
 		"fetched twice":      {func() { list(10); fetch(at("a", 11), true); fetch(at("a", 12), true) }, "replace,bind a"},
 		"versions went back": {func() { list(100, at("a", 90)); list(20, at("a", 10)); fetch(at("b", 21), true) }, "replace a,replace a,bind b"},
 		"things that are no pods": {func() {
-			s.Add("x")
+			s.Update("x")
 			s.Delete(cache.DeletedFinalStateUnknown{Key: "x", Obj: "x"})
 			s.Delete(3)
-			s.Resync()
 		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -211,21 +210,21 @@ func TestForgedMirror(t *testing.T) {
 	for name, story := range map[string]func(s *store){
 		"shown later": func(s *store) {
 			s.Replace([]any{at("a", 9, "mirror")}, "10")
-			s.Add(forge("x", 11))
+			s.Update(forge("x", 11))
 		},
 		"fetched later": func(s *store) {
-			s.Add(at("a", 9, "mirror"))
+			s.Update(at("a", 9, "mirror"))
 			seen, _ := s.reader.pod(forge("x", 11))
 			if s.fetched(seen) == nil || s.knows(seen.demand.Pod) {
 				t.Error("the forged pod was bound")
 			}
 		},
 		"ended": func(s *store) {
-			s.Add(at("a", 9, "mirror"))
+			s.Update(at("a", 9, "mirror"))
 			s.Update(forge("x", 11, "Failed"))
 		},
 		"deleted": func(s *store) {
-			s.Add(at("a", 9, "mirror"))
+			s.Update(at("a", 9, "mirror"))
 			s.Delete(forge("x", 11))
 			s.Delete(cache.DeletedFinalStateUnknown{Key: "evil/x", Obj: forge("x", 12)})
 			s.Delete(cache.DeletedFinalStateUnknown{Key: "evil/x"})
