@@ -51,14 +51,14 @@ func TestAllowance_AllocationInFlight_NamespaceWaitsForItsShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, w := newPlugin(t)
 		w.set(busy(make(chan struct{})))
-		if took := holdUp(p, "ns", 100); took > patienceBurst+p.maxWait {
+		if took := holdUp(p, "ns", 100); took > patienceBurst+p.MaxWait {
 			t.Errorf("100 containers took %v", took)
 		}
-		if took := holdUp(p, "other", 1); took != p.maxWait {
+		if took := holdUp(p, "other", 1); took != p.MaxWait {
 			t.Errorf("one of another namespace took %v", took)
 		}
 		time.Sleep(time.Minute)
-		if took := holdUp(p, "ns", 1); took != p.maxWait {
+		if took := holdUp(p, "ns", 1); took != p.MaxWait {
 			t.Errorf("a minute later it took %v", took)
 		}
 		time.Sleep(time.Minute)
@@ -107,7 +107,7 @@ func TestAllowance_AllocationsInFlightInManyNamespaces_HaveALimitInSum(t *testin
 		for i := range 100 {
 			took += holdUp(p, fmt.Sprint("ns", i), 10)
 		}
-		if most := (sumBurst + p.maxWait) * sumShare / (sumShare - 1); took > most {
+		if most := (sumBurst + p.MaxWait) * sumShare / (sumShare - 1); took > most {
 			t.Errorf("1000 containers took %v, at most %v expected", took, most)
 		}
 	})
@@ -122,7 +122,7 @@ func TestAllowance_HooksGetTheirAnswers_CostNothing(t *testing.T) {
 			done := make(chan struct{})
 			st.Done = done
 			w.set(st)
-			time.AfterFunc(p.maxWait-time.Millisecond, func() {
+			time.AfterFunc(p.MaxWait-time.Millisecond, func() {
 				w.set(ready())
 				close(done)
 			})

@@ -141,7 +141,7 @@ func (p *plugin) checkClaims(ctx context.Context, st device.Readiness, ctr *api.
 	if len(wants) == 0 {
 		return false, nil, nil
 	}
-	files := p.claimFiles
+	files := p.Claims
 	if files == nil {
 		return false, nil, device.Refuse(device.ClaimMismatch, nil, "the container has a ResourceClaim, and devmgrd does not serve claims")
 	}
@@ -160,7 +160,7 @@ func (p *plugin) checkClaims(ctx context.Context, st device.Readiness, ctr *api.
 		}
 		if got == nil {
 			if got, err = p.grants.Grants(ctx, st); err != nil {
-				p.claimFiles.Outdated(st.Assignment.Container)
+				p.Claims.Outdated(st.Assignment.Container)
 				return false, nil, device.Refuse(device.Allocating, err, "the CDI file of the container's claim is being changed")
 			}
 		}
@@ -240,22 +240,22 @@ func (p *plugin) unguard(ctx context.Context, to *api.ContainerAdjustment, st de
 // alone returns the devices of a container that was created while devmgrd was away, with what its CDI devices say; nil: with nothing, as far as devmgrd
 // knows.
 func (p *plugin) alone(ctr *api.Container, c device.Container) map[device.ResourceName][]device.ID {
-	if p.claimFiles == nil || len(guards(ctr)) > 0 {
+	if p.Claims == nil || len(guards(ctr)) > 0 {
 		return nil
 	}
 	if named := claimed(ctr); len(named) > 0 {
-		return p.claimFiles.Devices(lists.Map(ctr.GetCDIDevices(), (*api.CDIDevice).GetName))
+		return p.Claims.Devices(lists.Map(ctr.GetCDIDevices(), (*api.CDIDevice).GetName))
 	}
 	if p.features.Load().showsCDI {
 		return nil
 	}
-	st := p.allocator.Readiness(c)
+	st := p.Allocator.Readiness(c)
 	wants, view := st.Demand.ClaimRequests(), viewOf(ctr)
 	if st.State != device.Ready || len(wants) == 0 {
 		return nil
 	}
 	for _, of := range wants {
-		if file, there := p.claimFiles.File(of); !there || file.Guard || !contains(view, file.Grant) {
+		if file, there := p.Claims.File(of); !there || file.Guard || !contains(view, file.Grant) {
 			return nil
 		}
 	}

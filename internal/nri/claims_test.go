@@ -66,7 +66,7 @@ func newClaims(t *testing.T, st device.Readiness) *claimWorld {
 	p, h := newPlugin(t)
 	w := &claimWorld{harness: h, t: t, plugin: p, dir: t.TempDir()}
 	w.set(st)
-	w.files, p.claimFiles = cdi.New(cdi.Config{Dir: w.dir, Boot: "boot", Allocator: w, Grants: p.grants, Log: slog.New(slog.DiscardHandler)}), w
+	w.files, p.Claims = cdi.New(cdi.Config{Dir: w.dir, Boot: "boot", Allocator: w, Grants: p.grants, Log: slog.New(slog.DiscardHandler)}), w
 	w.files.SetHook(cdi.Hidden, 0)
 	w.prepare()
 	return w
@@ -254,7 +254,7 @@ func TestClaim_MappingsDiffer_IsRefused(t *testing.T) {
 		"the file was lost": {spoil: func(w *claimWorld, _ *api.Container) {
 			w.files = cdi.New(cdi.Config{Dir: filepath.Join(w.dir, "empty"), Allocator: w, Grants: w.plugin.grants, Log: slog.New(slog.DiscardHandler)})
 		}, want: device.Allocating},
-		"no claims are served": {spoil: func(w *claimWorld, _ *api.Container) { w.plugin.claimFiles = nil }, want: device.ClaimMismatch},
+		"no claims are served": {spoil: func(w *claimWorld, _ *api.Container) { w.plugin.Claims = nil }, want: device.ClaimMismatch},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -331,7 +331,7 @@ func assigned(to device.Choice) Kubelets {
 func TestSynchronize_MadeBeforeDevmgrdCame_HasTheKubeletsDevices(t *testing.T) {
 	t.Parallel()
 	p, w := newPlugin(t)
-	p.kubelets = assigned(device.Choice{"a.com/x": {"7"}})
+	p.Kubelets = assigned(device.Choice{"a.com/x": {"7"}})
 	bare, stamped, other := container(), container(), container()
 	stamped.Annotations = map[string]string{stampKey: `{"a.com/x":["1"]}`}
 	other.Name = "other"
@@ -359,7 +359,7 @@ func TestSynchronize_StampedAndServedByTheKubelet_HasBoth(t *testing.T) {
 		{`{"a.com/x":["1"],"a.com/z":["2"]}`, `{"a.com/x":["1"],"a.com/z":["2"]}`, device.Choice{"a.com/x": {"8"}, "a.com/y": {"7"}, "a.com/z": {"2"}}}, // a copy, which the pod's author wrote
 	} {
 		p, w := newPlugin(t)
-		p.kubelets = assigned(device.Choice{"a.com/x": {"8"}, "a.com/y": {"7"}})
+		p.Kubelets = assigned(device.Choice{"a.com/x": {"8"}, "a.com/y": {"7"}})
 		pod, ctr := sandbox(), container()
 		pod.Annotations[stampKey] = test.pod
 		ctr.Annotations = map[string]string{stampKey: test.stamp}

@@ -46,7 +46,7 @@ type Kubelets func() *device.Kubelets
 
 // A Connection keeps devmgrd connected to the runtime.
 type Connection struct {
-	config        Config
+	Config
 	metrics       *metrics
 	connected     atomic.Bool
 	features      atomic.Pointer[features] // of the runtime; nil: it has not connected yet
@@ -84,7 +84,7 @@ func New(c Config) *Connection {
 			panic("nri.New: Config." + name + " is missing")
 		}
 	}
-	n := &Connection{config: c, synced: make(chan struct{}), hostChecks: newHostChecks(c.Log), grants: NewGrants(c.Rules, c.Log), limit: startLimit, listLimit: listLimit}
+	n := &Connection{Config: c, synced: make(chan struct{}), hostChecks: newHostChecks(c.Log), grants: NewGrants(c.Rules, c.Log), limit: startLimit, listLimit: listLimit}
 	n.metrics = newMetrics(c.Metrics, n.connected.Load, n.notRedirected.count)
 	return n
 }
@@ -93,9 +93,9 @@ func New(c Config) *Connection {
 func (n *Connection) Check() error {
 	if !n.connected.Load() {
 		if why := n.stuck.Load(); why != nil {
-			return fmt.Errorf("not connected to container runtime at %s: %s", n.config.Socket, *why)
+			return fmt.Errorf("not connected to container runtime at %s: %s", n.Socket, *why)
 		}
-		return fmt.Errorf("not connected to container runtime at %s", n.config.Socket)
+		return fmt.Errorf("not connected to container runtime at %s", n.Socket)
 	}
 	return nil
 }
@@ -131,7 +131,7 @@ func (n *Connection) Run(ctx context.Context) error {
 			warned = false
 		}
 		if !warned {
-			n.config.Log.Warn("cannot connect to container runtime; retrying", "socket", n.config.Socket, "err", err)
+			n.Log.Warn("cannot connect to container runtime; retrying", "socket", n.Socket, "err", err)
 			warned = true
 		}
 		if cause, isNew := failures.add(err); cause != "" {
@@ -157,8 +157,8 @@ func samePIDs(pid int32) bool {
 func (n *Connection) explain(cause string, isNew bool) {
 	n.stuck.Store(&cause)
 	if isNew {
-		n.config.Log.Error("container runtime does not list its containers", "socket", n.config.Socket, "err", cause)
-		n.config.Notifier.NotSynchronized(cause)
+		n.Log.Error("container runtime does not list its containers", "socket", n.Socket, "err", cause)
+		n.Notifier.NotSynchronized(cause)
 	}
 }
 
@@ -168,13 +168,13 @@ func (n *Connection) explain(cause string, isNew bool) {
 // same entry fail every container.
 func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "unix", n.config.Socket)
+	conn, err := dialer.DialContext(ctx, "unix", n.Socket)
 	if err != nil {
 		return false, err
 	}
 	hook := func(cdi.Hook, int32) {}
-	if n.config.Claims != nil {
-		hook = n.config.Claims.SetHook
+	if n.Claims != nil {
+		hook = n.Claims.SetHook
 	}
 	var reports locks.Mutex[locks.RuntimeReports] // guards over, and makes the loss of the connection the last report of it
 	over := false                                 // a list that is handled longer than the connection lasts counts for nothing
@@ -185,41 +185,37 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 		over = true
 		n.connected.Store(false)
 		hook(cdi.Away, 0)
-		n.config.Runtime.RuntimeLost()
+		n.Runtime.RuntimeLost()
 	}()
 	runtime, err := socket.Peer(conn)
 	if err != nil {
 		return false, err
 	}
-	n.config.Presence.runtime.Store(runtime > 0)
+	n.Presence.runtime.Store(runtime > 0)
 	lost := make(chan struct{})
 	var once sync.Once
 	var synced atomic.Bool
 	far := &progress{}
-	p := &plugin{
-		allocator: n.config.Allocator, runtime: n.config.Runtime, pods: n.config.Pods, notifier: n.config.Notifier, redirect: n.config.Redirect, dirs: n.config.Dirs, rules: n.config.Rules, grants: n.grants, claimFiles: n.config.Claims, kubelets: n.config.Kubelets,
-		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, hostChecks: n.hostChecks, allowances: &n.allowances, hooks: &n.hooks, notRedirected: &n.notRedirected, present: &n.config.Presence.sandboxes, features: &n.features,
-		synced: func(report func()) {
-			reports.Lock()
-			defer reports.Unlock()
-			if over {
-				return
-			}
-			report()
-			synced.Store(true)
-			n.connected.Store(true)
-			n.stuck.Store(nil)
-			if runtime > 0 && samePIDs(runtime) {
-				hook(cdi.Visible, runtime)
-			} else {
-				hook(cdi.Hidden, runtime)
-			}
-			n.first.Do(func() { close(n.synced) })
-		},
-	}
+	p := &plugin{Connection: n, ifConnected: func(report func()) {
+		reports.Lock()
+		defer reports.Unlock()
+		if over {
+			return
+		}
+		report()
+		synced.Store(true)
+		n.connected.Store(true)
+		n.stuck.Store(nil)
+		if runtime > 0 && samePIDs(runtime) {
+			hook(cdi.Visible, runtime)
+		} else {
+			hook(cdi.Hidden, runtime)
+		}
+		n.first.Do(func() { close(n.synced) })
+	}}
 	s, err := stub.New(p,
-		stub.WithPluginName(pluginName), stub.WithPluginIdx(n.config.Index), stub.WithConnection(conn),
-		stub.WithOnClose(func() { once.Do(func() { close(lost) }) }), stub.WithLogger(logger{n.config.Log}),
+		stub.WithPluginName(pluginName), stub.WithPluginIdx(n.Index), stub.WithConnection(conn),
+		stub.WithOnClose(func() { once.Do(func() { close(lost) }) }), stub.WithLogger(logger{n.Log}),
 		stub.WithTTRPCOptions(nil, []ttrpc.ServerOpt{ttrpc.WithUnaryServerInterceptor(far.intercept)}),
 		// With NRI 0.12.4 or later a request fails if devmgrd does not answer in time; older runtimes continue without devmgrd.
 		// Both then drop the plugin. The option KeepConnected would prevent that, but a devmgrd that hangs would then fail every

@@ -302,7 +302,7 @@ func TestConnection_LostWhileTheListIsHandled_ListDoesNotCount(t *testing.T) {
 	files := &claimFiles{asked: make(chan struct{}), goOn: make(chan struct{}), hooks: make(chan cdi.Hook, 16)}
 	metrics := prometheus.NewRegistry()
 	l := connectWith(t, path, func(n *Connection) {
-		n.config.Claims = files
+		n.Claims = files
 		metrics.MustRegister(n.metrics.hooks)
 	})
 	<-files.asked

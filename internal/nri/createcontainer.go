@@ -29,9 +29,9 @@ func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 		}
 	}()
 	defer p.survive("CreateContainer", &err)
-	p.present.add(pod) // the event of its start may have been missed
-	if guarded := guards(ctr); p.claimFiles != nil && len(guarded) > 0 {
-		defer p.claimFiles.Used(guarded...) // also if the container is refused
+	p.Presence.sandboxes.add(pod) // the event of its start may have been missed
+	if guarded := guards(ctr); p.Claims != nil && len(guarded) > 0 {
+		defer p.Claims.Used(guarded...) // also if the container is refused
 	}
 	id, name := identity(pod), nameOf(ctr)
 	began := time.Now()
@@ -56,7 +56,7 @@ func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 		}
 		err = brief(err)
 		p.metrics.refused(reason)
-		p.log.Info("container refused", "pod", id.String(), "container", name, "reason", reason, "err", err)
+		p.Log.Info("container refused", "pod", id.String(), "container", name, "reason", reason, "err", err)
 		return nil, nil, fmt.Errorf("devmgrd: container %s of pod %s cannot start yet: %s: %w", name, id, reason, err)
 	}
 	if p.features.Load().validates {
@@ -85,7 +85,7 @@ func (p *plugin) addDevices(ctx context.Context, adj *api.ContainerAdjustment, i
 		if c.Container.Name == "" {
 			return device.Refuse(device.UnknownPod, nil, "the runtime does not name the container, so its request in the pod's annotation is not known; set the label io.kubernetes.container.name")
 		}
-	case p.pods == nil || pod.GetAnnotations()[sourceKey] == "":
+	case p.Pods == nil || pod.GetAnnotations()[sourceKey] == "":
 		return foreignClaims(ctr) // no annotation, no demand
 	}
 	st, err := p.ask(ctx, id, c, !local)
@@ -99,16 +99,16 @@ func (p *plugin) addDevices(ctx context.Context, adj *api.ContainerAdjustment, i
 	switch st.State {
 	case device.NoDevices:
 		if err := foreignClaims(ctr); err != nil {
-			p.allocator.RuntimeAborted(c)
+			p.Allocator.RuntimeAborted(c)
 			return err
 		}
 	case device.Ready:
 		if err := p.inject(ctx, adj, id, st, pod, ctr); err != nil {
-			p.allocator.RuntimeAborted(c)
+			p.Allocator.RuntimeAborted(c)
 			if no, is := errors.AsType[*device.Refusal](err); is {
 				hangs := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 				lapsed := no.Reason == device.HostDeviceMissing && !hangs || errors.Is(err, errLapsed)
-				p.allocator.Refused(c.Container, device.Wait{Reason: no.Reason, Message: device.ClipTo(err.Error(), maxError)}, lapsed)
+				p.Allocator.Refused(c.Container, device.Wait{Reason: no.Reason, Message: device.ClipTo(err.Error(), maxError)}, lapsed)
 			}
 			return err
 		}
@@ -120,7 +120,7 @@ func (p *plugin) addDevices(ctx context.Context, adj *api.ContainerAdjustment, i
 	default:
 		return &device.Refusal{Wait: st.Wait}
 	}
-	p.runtime.RuntimeInjected(c)
+	p.Runtime.RuntimeInjected(c)
 	return nil
 }
 
@@ -131,8 +131,8 @@ func (p *plugin) notStarted(pod device.Pod, container string, times int, validat
 		why = "another NRI plugin refuses it, or sets the same variable, mount, device node, annotation or CDI device as devmgrd"
 	}
 	why += "; the kubelet's event Failed and the container runtime's log have the error"
-	p.log.Warn("container created repeatedly, never started", "pod", pod.String(), "container", container, "times", times, "why", why)
-	p.notifier.NotStarted(pod, container, times, why)
+	p.Log.Warn("container created repeatedly, never started", "pod", pod.String(), "container", container, "times", times, "why", why)
+	p.Notifier.NotStarted(pod, container, times, why)
 }
 
 // inject adds a container's devices to adj. It looks at the host for that; if a file system hangs, the container is refused before
@@ -153,7 +153,7 @@ func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id de
 		adj.AddAnnotation(stampKey, stamp(st.Assignment))
 		return fits(pod, ctr, adj)
 	}
-	may, err := permitted(p.rules, device.PodContainer{Pod: id, Name: nameOf(ctr)}, st.Assignment.Shares)
+	may, err := permitted(p.Rules, device.PodContainer{Pod: id, Name: nameOf(ctr)}, st.Assignment.Shares)
 	if err != nil {
 		return err
 	}
@@ -162,8 +162,8 @@ func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id de
 		return err
 	}
 	if len(conflicts) > 0 {
-		p.log.Warn("device plugins conflict; using the first", "pod", id.String(), "container", nameOf(ctr), "conflicts", lists.First(conflicts, maxNamed))
-		p.notifier.Contradiction(id, nameOf(ctr), conflicts)
+		p.Log.Warn("device plugins conflict; using the first", "pod", id.String(), "container", nameOf(ctr), "conflicts", lists.First(conflicts, maxNamed))
+		p.Notifier.Contradiction(id, nameOf(ctr), conflicts)
 	}
 	p.unguard(ctx, own, st, ctr)
 	adj.Annotations, adj.Env, adj.Args, adj.Linux, adj.CDIDevices = own.Annotations, own.Env, own.Args, own.Linux, own.CDIDevices
@@ -174,28 +174,28 @@ func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id de
 // ask asks the allocator about a container. It reads a pod that the watch has not reported from the API server, once, and waits
 // for an allocation in progress for at most maxWait: all other containers of the node wait for the hook.
 func (p *plugin) ask(ctx context.Context, id device.Pod, c device.Running, mayRead bool) (device.Readiness, error) {
-	st := p.allocator.RuntimeCreating(ctx, c)
+	st := p.Allocator.RuntimeCreating(ctx, c)
 	if st.State == device.Unknown && mayRead {
 		read, cancel := context.WithTimeout(ctx, liveRead)
 		defer cancel()
-		if err := p.pods.Fetch(read, id); err != nil {
+		if err := p.Pods.Fetch(read, id); err != nil {
 			if no := (*device.Refusal)(nil); errors.As(err, &no) {
 				return st, no
 			}
 			return st, device.Refuse(device.UnknownPod, err, "the pod is not known")
 		}
-		st = p.allocator.RuntimeCreating(ctx, c)
+		st = p.Allocator.RuntimeCreating(ctx, c)
 	}
 	if st.State != device.Pending {
 		return st, nil
 	}
 	began := time.Now()
-	patience := time.NewTimer(min(p.maxWait, p.allowances.left(id.Namespace)))
+	patience := time.NewTimer(min(p.MaxWait, p.allowances.left(id.Namespace)))
 	defer patience.Stop()
 	for st.State == device.Pending {
 		select {
 		case <-st.Done:
-			st = p.allocator.RuntimeCreating(ctx, c)
+			st = p.Allocator.RuntimeCreating(ctx, c)
 		case <-patience.C:
 			p.allowances.spend(id.Namespace, time.Since(began))
 			return st, nil

@@ -31,7 +31,7 @@ func written(all []*api.Mount) string {
 // ownRedirects makes a plugin that redirects each plugin pod to a directory of its own.
 func ownRedirects(t *testing.T) (*plugin, *harness) {
 	p, w := newPlugin(t)
-	p.redirect = &Redirect{From: "/k/device-plugins", To: "/d", RegistryFrom: "/k/plugins_registry", RegistryTo: "/r", Own: true}
+	p.Redirect = &Redirect{From: "/k/device-plugins", To: "/d", RegistryFrom: "/k/plugins_registry", RegistryTo: "/r", Own: true}
 	w.set(device.Readiness{State: device.NoDevices})
 	return p, w
 }

@@ -40,8 +40,8 @@ func (p *plugin) Synchronize(_ context.Context, listed []*api.PodSandbox, contai
 		}
 	}
 	kubelets := &device.Kubelets{}
-	if p.kubelets != nil {
-		kubelets = p.kubelets()
+	if p.Kubelets != nil {
+		kubelets = p.Kubelets()
 	}
 	expandable, copied := maxExpanded, maxCopied
 	all, astray := make([]device.Running, 0, len(containers)), map[string]notRedirectedContainer{}
@@ -59,15 +59,15 @@ func (p *plugin) Synchronize(_ context.Context, listed []*api.PodSandbox, contai
 			astray[c.GetId()] = notRedirectedContainer{device.PodContainer{Pod: identity(pod), Name: nameOf(c)}, c.GetPodSandboxId()}
 		}
 	}
-	p.synced(func() {
-		p.present.replace(&present)
-		p.dirs.PodsPresent(p.present.has)
+	p.ifConnected(func() {
+		p.Presence.sandboxes.replace(&present)
+		p.Dirs.PodsPresent(p.Presence.sandboxes.has)
 		p.notRedirected.replace(astray)
 		for id, c := range astray {
-			p.notifier.NotRedirected(c.Pod, c.Name, func() bool { return p.notRedirected.has(id) })
+			p.Notifier.NotRedirected(c.Pod, c.Name, func() bool { return p.notRedirected.has(id) })
 		}
-		p.runtime.RuntimeSynced(all, local)
-		p.log.Info("synchronized with container runtime", "pods", len(listed), "containers", len(all))
+		p.Runtime.RuntimeSynced(all, local)
+		p.Log.Info("synchronized with container runtime", "pods", len(listed), "containers", len(all))
 	})
 	return nil, nil
 }
@@ -106,8 +106,8 @@ func (p *plugin) StartContainer(ctx context.Context, pod *api.PodSandbox, ctr *a
 	ctx, cancel := context.WithTimeout(ctx, budget(ctx))
 	defer cancel()
 	r := running(pod, ctr)
-	if err := p.runtime.RuntimeStarting(ctx, r); err != nil {
-		p.log.Warn("container must not start", "pod", identity(pod).String(), "uid", r.Container.Pod, "container", nameOf(ctr), "err", err)
+	if err := p.Runtime.RuntimeStarting(ctx, r); err != nil {
+		p.Log.Warn("container must not start", "pod", identity(pod).String(), "uid", r.Container.Pod, "container", nameOf(ctr), "err", err)
 		return fmt.Errorf("devmgrd: container %s of pod %s must not start: %w", nameOf(ctr), identity(pod), err)
 	}
 	p.attempts.forget(r.Container)
@@ -140,6 +140,6 @@ func (p *plugin) stopped(ctx context.Context, event string, pod *api.PodSandbox,
 			p.allowances.spend(namespace, time.Since(began))
 		}
 	}
-	p.runtime.RuntimeStopped(c)
+	p.Runtime.RuntimeStopped(c)
 	return nil
 }

@@ -3,7 +3,6 @@ package nri
 import (
 	"context"
 	"log/slog"
-	"sync/atomic"
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,11 +13,10 @@ type Hook func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, error
 
 // NewHook makes the hook of a Connection as it is while containerd 2.4.2 is connected.
 func NewHook(l Allocator, r Runtime, p Pods, h Notifier) Hook {
-	plugin := &plugin{
-		present: &sandboxes{}, allocator: l, runtime: r, pods: p, notifier: h, redirect: &Redirect{From: "/var/lib/kubelet/device-plugins", To: "/run/devmgrd/device-plugins"},
-		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }, new(notRedirected).count),
-		hostChecks: newHostChecks(slog.New(slog.DiscardHandler)), allowances: &allowances{}, hooks: &hooks{}, notRedirected: &notRedirected{}, features: new(atomic.Pointer[features]), synced: func(report func()) { report() },
-	}
+	plugin := &plugin{ifConnected: func(report func()) { report() }, Connection: New(Config{
+		Socket: "unused", Index: "00", Allocator: l, Runtime: r, Pods: p, Notifier: h, Dirs: noDirectories{}, Presence: NewPresence(),
+		Redirect: &Redirect{From: "/var/lib/kubelet/device-plugins", To: "/run/devmgrd/device-plugins"}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+	})}
 	can := featuresOf("containerd", "v2.4.2")
 	plugin.features.Store(&can)
 	return func(pod *api.PodSandbox, ctr *api.Container) (*api.ContainerAdjustment, error) {
@@ -26,3 +24,6 @@ func NewHook(l Allocator, r Runtime, p Pods, h Notifier) Hook {
 		return adj, err
 	}
 }
+
+// noDirectories are not asked: the hook of a benchmark redirects nothing.
+type noDirectories struct{ Directories }

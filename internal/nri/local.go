@@ -30,7 +30,7 @@ const (
 
 // local reports whether the pod's demand comes from the runtime.
 func (p *plugin) local(pod *api.PodSandbox) bool {
-	return pod.GetAnnotations()[resourcesKey] != "" && (p.pods == nil || !fromAPI(pod))
+	return pod.GetAnnotations()[resourcesKey] != "" && (p.Pods == nil || !fromAPI(pod))
 }
 
 // fromAPI reports whether the kubelet got the pod from the API server.
@@ -90,7 +90,7 @@ func (p *plugin) bind(pod *api.PodSandbox) error {
 		return err
 	}
 	p.sandboxes.add(pod)
-	p.allocator.Bind(d)
+	p.Allocator.Bind(d)
 	return nil
 }
 
@@ -99,12 +99,12 @@ func (p *plugin) bind(pod *api.PodSandbox) error {
 func (p *plugin) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	defer p.hook("RunPodSandbox")()
 	defer p.survive("RunPodSandbox", new(error))
-	p.present.add(pod)
+	p.Presence.sandboxes.add(pod)
 	if !p.local(pod) {
 		return nil
 	}
 	if err := p.bind(pod); err != nil {
-		p.log.Warn("cannot serve static pod", "pod", identity(pod).String(), "err", err)
+		p.Log.Warn("cannot serve static pod", "pod", identity(pod).String(), "err", err)
 	}
 	return nil
 }
@@ -126,14 +126,14 @@ func (p *plugin) leave(event string, pod *api.PodSandbox) error {
 	defer p.survive(event, new(error))
 	if event == "RemovePodSandbox" {
 		p.notRedirected.removeSandbox(pod.GetId())
-		p.runtime.RuntimeRemoved(device.PodUID(pod.GetUid()), pod.GetId())
+		p.Runtime.RuntimeRemoved(device.PodUID(pod.GetUid()), pod.GetId())
 		p.attempts.forgetPod(device.PodUID(pod.GetUid()))
 	}
 	if p.sandboxes.remove(pod) {
-		p.allocator.DropLocal(device.PodUID(pod.GetUid()))
+		p.Allocator.DropLocal(device.PodUID(pod.GetUid()))
 	}
-	if event == "RemovePodSandbox" && p.present.remove(pod) {
-		p.dirs.PodGone(device.PodUID(pod.GetUid()))
+	if event == "RemovePodSandbox" && p.Presence.sandboxes.remove(pod) {
+		p.Dirs.PodGone(device.PodUID(pod.GetUid()))
 	}
 	return nil
 }

@@ -199,7 +199,7 @@ func TestSandboxesNeverFail(t *testing.T) {
 		t.Run(event, func(t *testing.T) {
 			p, w := newPlugin(t)
 			var log strings.Builder
-			p.allocator, p.log = broken{w}, slog.New(slog.NewTextHandler(&log, nil))
+			p.Allocator, p.Log = broken{w}, slog.New(slog.NewTextHandler(&log, nil))
 			p.sandboxes.add(static("s1"))
 			if err := handle(p, t.Context(), static("s1")); err != nil {
 				t.Errorf("the hook returns %v", err)
@@ -215,7 +215,7 @@ func TestSandboxesNeverFail(t *testing.T) {
 func TestNoAPIServer(t *testing.T) {
 	t.Parallel()
 	p, w := newPlugin(t)
-	p.pods = nil
+	p.Pods = nil
 	w.set(ready())
 	plain := sandbox()
 	plain.Annotations = nil
@@ -242,7 +242,7 @@ func TestNetworks_EachWay_AreKnown(t *testing.T) {
 	uid := device.PodUID(sandbox().GetUid())
 	has := func(want ...string) {
 		t.Helper()
-		if got := slices.Sorted(slices.Values(p.present.networks(uid))); !slices.Equal(got, want) {
+		if got := slices.Sorted(slices.Values(p.Presence.sandboxes.networks(uid))); !slices.Equal(got, want) {
 			t.Errorf("networks %q, want %q", got, want)
 		}
 	}
@@ -268,7 +268,7 @@ func TestPresence_StaticPods(t *testing.T) {
 	t.Parallel()
 	shown := NewPresence()
 	p, _ := newPlugin(t)
-	p.present = &shown.sandboxes
+	p.Presence = shown
 	is := func(pod device.Pod, want string) {
 		t.Helper()
 		s, local := shown.Static(pod)

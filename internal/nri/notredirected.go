@@ -73,14 +73,14 @@ func (s *notRedirected) count() float64 {
 
 // hasKubeletDir reports whether a container that has not ended has a mount that devmgrd would have redirected.
 func (p *plugin) hasKubeletDir(pod *api.PodSandbox, ctr *api.Container) bool {
-	if p.redirect == nil || pod.GetAnnotations()[redirectKey] == "false" || ctr.GetState() == api.ContainerState_CONTAINER_STOPPED {
+	if p.Redirect == nil || pod.GetAnnotations()[redirectKey] == "false" || ctr.GetState() == api.ContainerState_CONTAINER_STOPPED {
 		return false
 	}
-	i := slices.IndexFunc(ctr.GetMounts(), p.redirect.names)
+	i := slices.IndexFunc(ctr.GetMounts(), p.Redirect.names)
 	if i < 0 {
 		return false
 	}
-	p.log.Warn("container not redirected; restart its pod",
+	p.Log.Warn("container not redirected; restart its pod",
 		"pod", identity(pod).String(), "container", ctr.GetName(), "at", ctr.GetMounts()[i].GetDestination())
 	return true
 }

@@ -29,7 +29,7 @@ func ruled(t testing.TB, p *plugin, grants string, enforce bool) *reports {
 		t.Fatal(err)
 	}
 	notifier := &reports{}
-	p.rules = pluginrules.New(pluginrules.Config{
+	p.Rules = pluginrules.New(pluginrules.Config{
 		Rules: rules, Enforce: enforce, Notifier: notifier, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})
 	return notifier
@@ -130,7 +130,7 @@ func TestRules_OnePathOfTwoResources(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.rules = pluginrules.New(pluginrules.Config{Rules: rules, Enforce: true, Notifier: &reports{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
+	p.Rules = pluginrules.New(pluginrules.Config{Rules: rules, Enforce: true, Notifier: &reports{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
 	st := ready()
 	st.Assignment.Shares = []device.Share{
 		{Resource: "a.com/x", Grant: device.Grant{Nodes: []device.Node{{HostPath: "/dev/null", Permissions: "rw"}}}},

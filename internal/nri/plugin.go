@@ -4,9 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"runtime/debug"
-	"sync/atomic"
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
@@ -92,29 +90,11 @@ const (
 
 // A plugin handles the runtime's events of one connection.
 type plugin struct {
-	allocator     Allocator
-	runtime       Runtime
-	pods          Pods // nil: there is no API server
-	notifier      Notifier
-	redirect      *Redirect // nil: off
-	dirs          Directories
-	rules         Rules // nil: a plugin may grant anything
-	grants        *Grants
-	claimFiles    ClaimFiles // nil: no claims are served
-	kubelets      Kubelets   // nil: none
-	maxWait       time.Duration
-	log           *slog.Logger
-	metrics       *metrics
-	synced        func(report func()) // called at the end of Synchronize; calls report while the runtime is connected
-	hostChecks    *hostChecks
-	allowances    *allowances
-	hooks         *hooks
-	notRedirected *notRedirected
-	features      *atomic.Pointer[features] // of the runtime; set by Configure
-	sandboxes     sandboxes                 // of local pods that are bound
-	present       *sandboxes                // of all pods
-	answers       answers                   // if the runtime validates them
-	attempts      attempts
+	*Connection
+	ifConnected func(report func()) // calls report at the end of Synchronize, unless the connection is lost
+	sandboxes   sandboxes           // of local pods that are bound
+	answers     answers             // if the runtime validates them
+	attempts    attempts
 }
 
 // Configure is the runtime's first call. It identifies the runtime, and returns the events to which devmgrd subscribes.
@@ -122,7 +102,7 @@ func (p *plugin) Configure(_ context.Context, _, runtime, version string) (_ api
 	defer p.survive("Configure", &err)
 	can := featuresOf(runtime, version)
 	p.features.Store(&can)
-	p.log.Info("connected to container runtime", "runtime", can.runtime, "validates", can.validates)
+	p.Log.Info("connected to container runtime", "runtime", can.runtime, "validates", can.validates)
 	var events api.EventMask
 	events.Set(api.Event_RUN_POD_SANDBOX, api.Event_STOP_POD_SANDBOX, api.Event_REMOVE_POD_SANDBOX,
 		api.Event_CREATE_CONTAINER, api.Event_START_CONTAINER, api.Event_STOP_CONTAINER, api.Event_REMOVE_CONTAINER)
@@ -130,7 +110,7 @@ func (p *plugin) Configure(_ context.Context, _, runtime, version string) (_ api
 		events.Set(api.Event_VALIDATE_CONTAINER_ADJUSTMENT)
 	}
 	if limits := can.limits(); len(limits) > 0 {
-		p.log.Warn("container runtime too old for all features", "runtime", can.runtime,
+		p.Log.Warn("container runtime too old for all features", "runtime", can.runtime,
 			"limits", lists.Map(limits, func(l device.Limit) string { return l.Text }))
 	}
 	return events, nil
@@ -149,7 +129,7 @@ func (p *plugin) hook(event string) (end func()) {
 // devmgrd. The handler must defer survive directly: recover returns nil in a function that a deferred function calls.
 func (p *plugin) survive(event string, err *error) {
 	if r := recover(); r != nil {
-		p.log.Error("hook panicked", "event", event, "panic", r, "stack", string(debug.Stack()))
+		p.Log.Error("hook panicked", "event", event, "panic", r, "stack", string(debug.Stack()))
 		*err = fmt.Errorf("devmgrd: internal error: %v", r)
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -160,9 +159,10 @@ var main = device.Container{Pod: "uid", Name: "main"}
 
 func newPlugin(t testing.TB) (*plugin, *harness) {
 	w := &harness{fetch: func(context.Context) error { return errors.New("the API server is away") }}
-	p := &plugin{present: &sandboxes{}, allocator: w, runtime: w, pods: w, notifier: w, redirect: &Redirect{From: "/k/device-plugins", To: "/d"}, dirs: w, maxWait: 100 * time.Millisecond,
-		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }, new(notRedirected).count),
-		hostChecks: newLooks(), allowances: &allowances{}, hooks: &hooks{}, notRedirected: &notRedirected{}, features: new(atomic.Pointer[features]), grants: NewGrants(nil, slog.New(slog.DiscardHandler)), synced: func(report func()) { report() }}
+	p := &plugin{ifConnected: func(report func()) { report() }, Connection: New(Config{
+		Socket: "unused", Index: "00", Allocator: w, Runtime: w, Pods: w, Notifier: w, Redirect: &Redirect{From: "/k/device-plugins", To: "/d"}, Dirs: w,
+		MaxWait: 100 * time.Millisecond, Presence: NewPresence(), Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+	})}
 	if _, err := p.Configure(context.Background(), "", "containerd", "v2.4.2"); err != nil {
 		t.Fatal(err)
 	}

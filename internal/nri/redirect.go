@@ -93,11 +93,11 @@ func between(top, path, bottom string) bool {
 
 // redirectMounts redirects a device plugin's mounts.
 func (p *plugin) redirectMounts(adj *api.ContainerAdjustment, pod *api.PodSandbox, ctr *api.Container) error {
-	if p.redirect == nil || pod.GetAnnotations()[redirectKey] == "false" {
+	if p.Redirect == nil || pod.GetAnnotations()[redirectKey] == "false" {
 		return nil
 	}
 	registry := pod.GetAnnotations()[redirectKey] == registryToo
-	instead, shared := p.redirect.mounts(ctr.GetMounts(), registry)
+	instead, shared := p.Redirect.mounts(ctr.GetMounts(), registry)
 	if len(instead) > 0 {
 		own, err := p.ownRedirect(pod, ctr, registry)
 		if err != nil {
@@ -109,10 +109,10 @@ func (p *plugin) redirectMounts(adj *api.ContainerAdjustment, pod *api.PodSandbo
 	}
 	for _, m := range instead {
 		adj.AddMount(mapped(ctr, m))
-		p.log.Info("redirected kubelet's plugin directory", "pod", pod.GetNamespace()+"/"+pod.GetName(), "container", ctr.GetName(), "at", m.Destination, "to", m.Source)
+		p.Log.Info("redirected kubelet's plugin directory", "pod", pod.GetNamespace()+"/"+pod.GetName(), "container", ctr.GetName(), "at", m.Destination, "to", m.Source)
 	}
 	for _, at := range shared {
-		p.log.Info("cannot redirect mount above kubelet's plugin directory",
+		p.Log.Info("cannot redirect mount above kubelet's plugin directory",
 			"pod", pod.GetNamespace()+"/"+pod.GetName(), "container", ctr.GetName(), "at", at)
 	}
 	return nil
@@ -121,24 +121,24 @@ func (p *plugin) redirectMounts(adj *api.ContainerAdjustment, pod *api.PodSandbo
 // ownRedirect returns the redirect to the pod's own directory, or nil for the common one. A container with a read-only mount cannot
 // create a socket in it. A container that mounts a directory above sees the kubelet's own files, and needs the common directory.
 func (p *plugin) ownRedirect(pod *api.PodSandbox, ctr *api.Container, registry bool) (*Redirect, error) {
-	if !p.redirect.Own || pod.GetAnnotations()[directoryKey] == common || pod.GetUid() == "" {
+	if !p.Redirect.Own || pod.GetAnnotations()[directoryKey] == common || pod.GetUid() == "" {
 		return nil, nil
 	}
 	id := identity(pod)
-	dir, has := p.dirs.OwnDirectory(id.UID)
+	dir, has := p.Dirs.OwnDirectory(id.UID)
 	writes := slices.ContainsFunc(ctr.GetMounts(), func(m *api.Mount) bool {
-		return p.redirect.direct(m, registry) && !slices.Contains(m.GetOptions(), "ro")
+		return p.Redirect.direct(m, registry) && !slices.Contains(m.GetOptions(), "ro")
 	})
 	if !has && !writes {
 		return nil, nil
 	}
 	if !has {
 		var err error
-		if dir, err = p.dirs.Directory(id); err != nil {
+		if dir, err = p.Dirs.Directory(id); err != nil {
 			return nil, err
 		}
 	}
-	own := *p.redirect
+	own := *p.Redirect
 	own.To, own.RegistryTo = dir.Sockets, dir.Registry
 	return &own, nil
 }

@@ -37,8 +37,8 @@ func (p *plugin) ValidateContainerAdjustment(_ context.Context, req *api.Validat
 	p.attempts.forget(running(req.GetPod(), req.GetContainer()).Container) // this reason replaces an earlier one
 	pod, name := identity(req.GetPod()), nameOf(req.GetContainer())
 	p.metrics.refused(device.Overruled)
-	p.allocator.Refused(device.Container{Pod: pod.UID, Name: name}, device.Wait{Reason: device.Overruled, Message: why}, false)
-	p.log.Warn("container refused", "pod", pod.String(), "container", name, "reason", device.Overruled, "err", why)
+	p.Allocator.Refused(device.Container{Pod: pod.UID, Name: name}, device.Wait{Reason: device.Overruled, Message: why}, false)
+	p.Log.Warn("container refused", "pod", pod.String(), "container", name, "reason", device.Overruled, "err", why)
 	return fmt.Errorf("devmgrd: container %s of pod %s cannot start yet: %s: %s", name, pod, device.Overruled, why)
 }
 
