@@ -58,16 +58,13 @@ func ClaimRights(ctx context.Context, c Client, node, driver string, pods []core
 	return a, nil
 }
 
-func claimRights(ctx context.Context, c Client, node, driver string, pods []corev1.Pod) (all []Right, err error) {
+func claimRights(ctx context.Context, c Client, node, driver string, pods []corev1.Pod) ([]Right, error) {
 	dry := metav1.DryRunAll
 	own := metav1.ListOptions{FieldSelector: fields.SelectorFromSet(fields.Set{
 		resourceapi.ResourceSliceSelectorNodeName: node, resourceapi.ResourceSliceSelectorDriver: driver,
 	}).String()}
 	var slices resourceapi.ResourceSliceList
-	for _, step := range []struct {
-		what string
-		do   func() error
-	}{
+	return try([]step{
 		{"list resourceslices", func() error { return params(c.Get().Resource("resourceslices"), own).Do(ctx).Into(&slices) }},
 		{"watch resourceslices", func() error { return tryWatch(ctx, c, "resourceslices", own) }},
 		{"create resourceslices", func() error { return TryResourceSlice(ctx, c, node, driver) }},
@@ -91,14 +88,7 @@ func claimRights(ctx context.Context, c Client, node, driver string, pods []core
 			}
 			return ignoreMissing(c.Get().Namespace(namespace).Resource("resourceclaims").Name(name).Do(ctx).Error())
 		}},
-	} {
-		err := step.do()
-		if err != nil && !apierrors.IsForbidden(err) {
-			return nil, fmt.Errorf("%s: %w", step.what, err)
-		}
-		all = append(all, Right{step.what, err})
-	}
-	return all, nil
+	})
 }
 
 // TryResourceSlice creates a ResourceSlice of the node and the driver in a dry run. c is a client of resource.k8s.io/v1.

@@ -40,16 +40,12 @@ const probeName = "devmgrd-check"
 // Rights makes the requests that devmgrd makes for a node, but for those of claims and slices (claims.go): reads as they are, and writes as dry runs, so that refusals of admission
 // plugins show too. It fails with the first error other than a refusal.
 func Rights(ctx context.Context, c Client, node string) (Access, error) {
-	var a Access
 	dry := metav1.DryRunAll
 	own := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", node).String()}
 	bound := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()}
 	var nodes corev1.NodeList
 	var pods corev1.PodList
-	for _, step := range []struct {
-		what string
-		do   func() error
-	}{
+	rights, err := try([]step{
 		{"list nodes", func() error { return params(c.Get().Resource("nodes"), own).Do(ctx).Into(&nodes) }},
 		{"watch nodes", func() error { return tryWatch(ctx, c, "nodes", own) }},
 		{"list pods", func() error { return params(c.Get().Resource("pods"), bound).Do(ctx).Into(&pods) }},
@@ -88,16 +84,31 @@ func Rights(ctx context.Context, c Client, node string) (Access, error) {
 				Param("dryRun", dry).SetHeader("Content-Type", "application/json").
 				Body([]byte(`{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"` + probeName + `","namespace":"default"}}`)).Do(ctx).Error())
 		}},
-	} {
-		err := step.do()
-		if err != nil && !apierrors.IsForbidden(err) {
-			return Access{}, fmt.Errorf("%s: %w", step.what, err)
-		}
-		a.Rights = append(a.Rights, Right{step.what, err})
+	})
+	if err != nil {
+		return Access{}, err
 	}
-	a.Node, a.Pods = len(nodes.Items) > 0, pods.Items
+	a := Access{Rights: rights, Node: len(nodes.Items) > 0, Pods: pods.Items}
 	a.Policy, _ = policy(ctx, c)
 	return a, nil
+}
+
+// A step makes one request for which devmgrd needs a right.
+type step struct {
+	what string
+	do   func() error
+}
+
+// try makes all requests. It fails with the first error other than a refusal.
+func try(steps []step) (all []Right, err error) {
+	for _, s := range steps {
+		err := s.do()
+		if err != nil && !apierrors.IsForbidden(err) {
+			return nil, fmt.Errorf("%s: %w", s.what, err)
+		}
+		all = append(all, Right{s.what, err})
+	}
+	return all, nil
 }
 
 // tryWatch watches for a moment.
