@@ -232,12 +232,17 @@ func (s *Server) Node(name string) *corev1.Node {
 	if !ok {
 		return nil
 	}
+	return decoded[corev1.Node](s, o)
+}
+
+// decoded returns an object as its type.
+func decoded[T any](s *Server, o object) *T {
 	text, _ := json.Marshal(o)
-	var n corev1.Node
-	if err := json.Unmarshal(text, &n); err != nil {
+	as := new(T)
+	if err := json.Unmarshal(text, as); err != nil {
 		s.t.Error(err)
 	}
-	return &n
+	return as
 }
 
 // Requests returns how often a verb was asked for: list, watch, get, patch, conditions (patches of these), evict, create, update or
@@ -331,10 +336,5 @@ func (s *Server) Pod(namespace, name string) *corev1.Pod {
 	if !ok {
 		return nil
 	}
-	text, _ := json.Marshal(o)
-	var p corev1.Pod
-	if err := json.Unmarshal(text, &p); err != nil {
-		s.t.Error(err)
-	}
-	return &p
+	return decoded[corev1.Pod](s, o)
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,22 +41,11 @@ func (s *Server) ResourceSlices() (all []resourceapi.ResourceSlice) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for path, o := range s.objects {
-		if !matches(path, "resourceslices", "", o) {
-			continue
+		if matches(path, "resourceslices", "", o) {
+			all = append(all, *decoded[resourceapi.ResourceSlice](s, o))
 		}
-		text, _ := json.Marshal(o)
-		var slice resourceapi.ResourceSlice
-		if err := json.Unmarshal(text, &slice); err != nil {
-			s.t.Error(err)
-		}
-		all = append(all, slice)
 	}
-	slices.SortFunc(all, func(a, b resourceapi.ResourceSlice) int {
-		if a.Name < b.Name {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(all, func(a, b resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) })
 	return all
 }
 
