@@ -3,6 +3,7 @@ package dra
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -66,8 +67,9 @@ type description struct {
 	all  attributes
 }
 
+// newDescriber returns a describer; empty: /sys and /proc.
 func newDescriber(sysfs, procfs string) *describer {
-	return &describer{sysfs: sysfs, procfs: procfs, known: map[device.ResourceName]map[device.ID]description{}}
+	return &describer{sysfs: cmp.Or(sysfs, "/sys"), procfs: cmp.Or(procfs, "/proc"), known: map[device.ResourceName]map[device.ID]description{}}
 }
 
 // relist records that a resource has another list: it forgets the devices that are not listed, or all of them if afresh.
@@ -100,10 +102,6 @@ func (s *describer) once(d device.DeviceStatus) attributes {
 	if s.gpus == nil {
 		s.gpus = s.nvidiaGPUs()
 	}
-	return s.describe(d)
-}
-
-func (s *describer) describe(d device.DeviceStatus) attributes {
 	all := attributes{}
 	text := func(name resourceapi.QualifiedName, value string) {
 		all[name] = resourceapi.DeviceAttribute{StringValue: &value}

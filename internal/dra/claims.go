@@ -38,7 +38,7 @@ type Sink interface {
 
 // Inventory is the devices of this node.
 type Inventory interface {
-	// Devices returns the devices of one resource; false: there is no such resource.
+	// Devices returns the devices of one resource in natural order; false: there is no such resource.
 	Devices(device.ResourceName) ([]device.DeviceStatus, bool)
 	// Updated returns a channel that is closed when they have changed since the call.
 	Updated() <-chan struct{}

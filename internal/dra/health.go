@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"maps"
 	"time"
 
 	"google.golang.org/grpc"
@@ -39,7 +40,7 @@ func (s *Server) NodeWatchResources(_ *health.NodeWatchResourcesRequest, stream 
 	var last map[result]reported
 	for {
 		updated, changed := s.Claims.Inventory.Updated(), s.Claims.Changed() // before anything is read
-		if now := s.Claims.health(); last == nil || !sameHealth(last, now) {
+		if now := s.Claims.health(); last == nil || !maps.Equal(last, now) {
 			if err := stream.Send(healthOf(now)); err != nil {
 				return err
 			}
@@ -110,18 +111,6 @@ func (c *Claims) health() map[result]reported {
 		}
 	}
 	return all
-}
-
-func sameHealth(a, b map[result]reported) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for one, now := range a {
-		if before, known := b[one]; !known || before != now {
-			return false
-		}
-	}
-	return true
 }
 
 // healthOf returns a report for the kubelet.

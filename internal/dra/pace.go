@@ -1,8 +1,9 @@
 package dra
 
 import (
-	"github.com/devmgrd/devmgrd/internal/loops"
 	"time"
+
+	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
 // A verb is a kind of write.
@@ -45,10 +46,10 @@ func (p *pace) due(v verb) time.Time {
 	if v == create && !p.absent {
 		from = p.created
 	}
-	if from.IsZero() {
-		return p.until
+	if next := from.Add(writeInterval); !from.IsZero() && next.After(p.until) {
+		return next
 	}
-	return later(from.Add(writeInterval), p.until)
+	return p.until
 }
 
 // succeeded records a write.
@@ -73,12 +74,4 @@ func (p *pace) failed(err error, now time.Time) {
 	if !p.taken.IsZero() && !p.renames(now) {
 		p.until = loops.Earliest(p.until, p.taken.Add(takenTime))
 	}
-}
-
-// later returns the later of two times.
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }

@@ -1,7 +1,6 @@
 package dra
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,11 +34,8 @@ const (
 
 // A View is the source of the published devices.
 type View interface {
+	Inventory // which also signals changes of Resources
 	Resources() device.Resources
-	// Devices returns the devices of a resource in natural order, and false if the resource is unknown.
-	Devices(device.ResourceName) ([]device.DeviceStatus, bool)
-	// Updated returns a channel that is closed when any of these have changed since the call.
-	Updated() <-chan struct{}
 }
 
 // Places makes the places of devices durable. Those of the resource's other devices are forgotten.
@@ -119,7 +115,7 @@ func New(cfg PublisherConfig) *Publisher {
 		cfg:       cfg,
 		slices:    cfg.Slices,
 		metrics:   newMetrics(cfg.Metrics, cfg.Slices.store),
-		describer: newDescriber(cmp.Or(cfg.Sysfs, "/sys"), cmp.Or(cfg.Procfs, "/proc")),
+		describer: newDescriber(cfg.Sysfs, cfg.Procfs),
 		pools:     map[string]*pace{},
 		resources: map[device.ResourceName]*publication{},
 		words:     map[device.ResourceName]*word{},

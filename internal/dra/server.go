@@ -1,7 +1,6 @@
 package dra
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -342,7 +341,7 @@ func (s *Server) prepare(ctx, hold context.Context, c *drav1.Claim) (got claim, 
 // write writes the CDI files of a claim whose pods have their devices. untold: the kubelet does not get the answer.
 func (s *Server) write(ctx context.Context, namespace, name string, of claim, untold bool) ([][]string, error) {
 	c := cdi.Claim{UID: of.uid, Users: s.Claims.containers(namespace, name, of), Untold: untold}
-	describer := newDescriber(cmp.Or(s.Sysfs, "/sys"), cmp.Or(s.Procfs, "/proc"))
+	describer := newDescriber(s.Sysfs, s.Procfs)
 	var described []metadataDevice
 	for i, d := range s.Claims.devices(namespace, name, of) {
 		one := metadataDevice{result: of.results[i]}

@@ -60,7 +60,7 @@ type output struct {
 // show returns the ResourceSlices of a resource. It changes nothing.
 func show(in input) (output, error) {
 	if n := listed(in.devices); n > in.most {
-		return output{saved: in.saved}, tooMany(in.resource, n, in.most)
+		return output{saved: in.saved}, fmt.Errorf("%s has %d devices, more than dra.maxDevices %d", in.resource, n, in.most)
 	}
 	out := output{}
 	out.placed, out.saved = place(in.devices, in.saved, in.placed)
@@ -95,10 +95,6 @@ func show(in input) (output, error) {
 		})
 	}
 	return out, nil
-}
-
-func tooMany(r device.ResourceName, n, most int) error {
-	return fmt.Errorf("%s has %d devices, more than dra.maxDevices %d", r, n, most)
 }
 
 func listed(devices []device.DeviceStatus) (n int) {
