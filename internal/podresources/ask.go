@@ -2,10 +2,7 @@ package podresources
 
 import (
 	"context"
-	"net"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -16,18 +13,13 @@ import (
 // KubeletDevices returns the number of devices of each resource in the kubelet's own device manager. The kubelet listens at the path
 // of its socket, or next to it while devmgrd has taken that path over. devmgrd is the process ID of a devmgrd to skip.
 func KubeletDevices(ctx context.Context, socket string, devmgrd int) (map[device.ResourceName]int, error) {
-	paths := []string{takeover.Aside(socket), socket}
-	if !exists(paths[0]) {
-		paths = paths[1:]
-	}
+	paths := paths(socket, exists(takeover.Aside(socket)))
 	first, err := dialOther(ctx, paths, devmgrd) // for a clearer error than the client
 	if err != nil {
 		return nil, err
 	}
 	first.Close()
-	conn, err := grpc.NewClient("passthrough:///kubelet", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dialOther(ctx, paths, devmgrd) }),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxKubeletBytes)))
+	conn, err := connect(paths, devmgrd)
 	if err != nil {
 		return nil, err
 	}

@@ -207,12 +207,7 @@ func (p *pace) took(now time.Time) {
 
 // wait returns when the next taking is due, or ctx ends.
 func (p *pace) wait(ctx context.Context) {
-	early := time.Until(p.due)
-	if early <= 0 {
-		return
-	}
-	select {
-	case <-time.After(early):
-	case <-ctx.Done():
+	if early := time.Until(p.due); early > 0 {
+		loops.Sleep(ctx, early)
 	}
 }
