@@ -152,7 +152,9 @@ func New(cfg Config) *Publisher {
 
 // Run publishes until ctx ends, which is not an error. It leaves the published capacity in place.
 func (p *Publisher) Run(ctx context.Context) error {
-	keepPlaceholder(p.cfg.KubeletDir, p.cfg.Log)
+	if err := keepPlaceholder(p.cfg.KubeletDir); err != nil {
+		p.cfg.Log.Warn("cannot write placeholder into kubelet's plugin directory", "dir", p.cfg.KubeletDir, "err", err)
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.watch.Run(ctx) })
 	group.Go(func() error { p.publish(ctx); return nil })
@@ -464,13 +466,7 @@ const (
 // to zero, whichever component published them; running pods would then fail (kubernetes/kubernetes issue 126943). The
 // placeholder is a plain file, because at its start the kubelet deletes only sockets. A failure is logged and has no other
 // effect, because the reset also requires a late container runtime.
-func keepPlaceholder(dir string, log *slog.Logger) {
-	if err := makePlaceholder(dir); err != nil {
-		log.Warn("cannot write placeholder into kubelet's plugin directory", "dir", dir, "err", err)
-	}
-}
-
-func makePlaceholder(dir string) error {
+func keepPlaceholder(dir string) error {
 	if _, err := shareddir.Make(dir, 0o755); err != nil {
 		return err
 	}
