@@ -54,17 +54,12 @@ func (c *additions) added(id device.ID) int64 {
 // after returns the list of another plugin, or an earlier list, as the one that follows former. Devices that former has keep their date; the others are
 // new, whenever they have been listed before: pods may have them under the IDs of former.
 func (r *deviceList) after(former *deviceList, now time.Time, most int) deviceList {
-	devices, old, copied := r.devices, former.devices, false
-	var gone []device.Device
-	come := additions{before: former, now: now}
+	devices, copied := r.devices, false
+	old, come := walk{rest: former.devices}, additions{before: former, now: now}
 	for i, d := range r.devices {
-		for len(old) > 0 && old[0].ID != d.ID && device.CompareIDs(old[0].ID, d.ID) < 0 {
-			gone, old = append(gone, old[0]), old[1:]
-		}
-		added := int64(0)
-		if len(old) > 0 && old[0].ID == d.ID {
-			added, old = old[0].Added, old[1:]
-		} else {
+		was, known := old.find(d.ID)
+		added := was.Added
+		if !known {
 			added = come.added(d.ID)
 		}
 		if added == d.Added {
@@ -75,8 +70,29 @@ func (r *deviceList) after(former *deviceList, now time.Time, most int) deviceLi
 		}
 		devices[i].Added = added
 	}
-	return former.with(devices, append(gone, old...), come.stamp, most)
+	return former.with(devices, old.end(), come.stamp, most)
 }
+
+// A walk goes through an old list in step with a new one. Both are sorted.
+type walk struct {
+	rest []device.Device
+	gone []device.Device // that the new list lacks
+}
+
+// find returns the device of the old list with the next ID of the new one.
+func (w *walk) find(id device.ID) (was device.Device, known bool) {
+	for len(w.rest) > 0 && w.rest[0].ID != id && device.CompareIDs(w.rest[0].ID, id) < 0 {
+		w.gone, w.rest = append(w.gone, w.rest[0]), w.rest[1:]
+	}
+	if len(w.rest) == 0 || w.rest[0].ID != id {
+		return device.Device{}, false
+	}
+	was, w.rest = w.rest[0], w.rest[1:]
+	return was, true
+}
+
+// end returns the devices that the new list lacks.
+func (w *walk) end() []device.Device { return append(w.gone, w.rest...) }
 
 // with returns the next deviceList, whose list lacks the devices in gone and dates its new devices with stamp.
 //

@@ -66,6 +66,16 @@ func (s *resourceState) reserves(l *registration) bool {
 	return s != nil && slices.Contains(s.reserve, l)
 }
 
+// latest returns the newest registration in reserve that matches; nil: none does.
+func (s *resourceState) latest(match func(*registration) bool) (found *registration) {
+	for _, l := range s.reserve {
+		if match(l) && (found == nil || l.id > found.id) {
+			found = l
+		}
+	}
+	return found
+}
+
 // endReserveLocked ends the registrations in reserve that match.
 func (r *Registry) endReserveLocked(s *resourceState, match func(*registration) bool) {
 	s.reserve = slices.DeleteFunc(s.reserve, func(l *registration) bool {
@@ -150,12 +160,7 @@ func (r *Registry) setAsideLocked(s *resourceState) {
 // succeedLocked replaces the current plugin, whose connection has ended, by the newest in reserve that has listed its devices, and reports whether there
 // is one.
 func (r *Registry) succeedLocked(s *resourceState) bool {
-	var next *registration
-	for _, l := range s.reserve {
-		if l.listed && (next == nil || l.id > next.id) {
-			next = l
-		}
-	}
+	next := s.latest(func(l *registration) bool { return l.listed })
 	if next == nil {
 		s.resumeLocked()
 	}
@@ -187,14 +192,8 @@ func (l *registration) restLocked() {
 
 // resumeLocked lets the newest plugin that rests list its devices again.
 func (s *resourceState) resumeLocked() {
-	var newest *registration
-	for _, l := range s.reserve {
-		if l.rest != nil && (newest == nil || l.id > newest.id) {
-			newest = l
-		}
-	}
-	if newest != nil {
-		newest.resume()
+	if l := s.latest(func(l *registration) bool { return l.rest != nil }); l != nil {
+		l.resume()
 	}
 }
 

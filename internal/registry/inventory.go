@@ -94,9 +94,7 @@ func (l *lister) takeAnew(message []*pluginapi.Device, now time.Time) (found fau
 
 	devices := make([]device.Device, 0, len(sorted))
 	order := make([]int32, len(message))
-	old, same := l.devices, true
-	var gone []device.Device
-	come := additions{before: &l.deviceList, now: now}
+	old, come, same := walk{rest: l.devices}, additions{before: &l.deviceList, now: now}, true
 	for i, at := range sorted {
 		m := message[at]
 		if i+1 < len(sorted) && message[sorted[i+1]].ID == m.ID {
@@ -104,12 +102,8 @@ func (l *lister) takeAnew(message []*pluginapi.Device, now time.Time) (found fau
 			continue
 		}
 		d := device.Device{ID: device.ID(m.ID), Healthy: m.Health == pluginapi.Healthy}
-		for len(old) > 0 && old[0].ID != d.ID && device.CompareIDs(old[0].ID, d.ID) < 0 {
-			gone, old = append(gone, old[0]), old[1:]
-		}
-		if len(old) > 0 && old[0].ID == d.ID {
-			was := old[0]
-			d.ID, d.Added, d.NUMA, old = was.ID, was.Added, was.NUMA, old[1:]
+		if was, known := old.find(d.ID); known {
+			d.ID, d.Added, d.NUMA = was.ID, was.Added, was.NUMA
 			if !l.near(d.NUMA, m.Topology) {
 				d.NUMA, same = l.numa(m.Topology), false
 			}
@@ -120,7 +114,7 @@ func (l *lister) takeAnew(message []*pluginapi.Device, now time.Time) (found fau
 		order[at] = int32(len(devices))
 		devices = append(devices, d)
 	}
-	gone = append(gone, old...)
+	gone := old.end()
 
 	l.order = nil
 	if found == (faults{}) {
@@ -139,15 +133,12 @@ func (l *lister) takeAnew(message []*pluginapi.Device, now time.Time) (found fau
 // what that before did: a device that returns and is near several NUMA nodes counts as near none until a later list has room.
 // If the message has none of the former devices, its devices have their room.
 func (l *lister) leaveOut(before deviceList) (out int) {
-	old, changed := before.devices, false
-	var kept, gone []device.Device
+	old, changed := walk{rest: before.devices}, false
+	var kept []device.Device
 	for _, d := range l.devices {
-		for len(old) > 0 && old[0].ID != d.ID && device.CompareIDs(old[0].ID, d.ID) < 0 {
-			gone, old = append(gone, old[0]), old[1:]
-		}
-		if len(old) > 0 && old[0].ID == d.ID {
-			changed = changed || old[0].Healthy != d.Healthy
-			d.NUMA, old = old[0].NUMA, old[1:]
+		if was, known := old.find(d.ID); known {
+			changed = changed || was.Healthy != d.Healthy
+			d.NUMA = was.NUMA
 		} else if _, returns := before.absent[d.ID]; returns {
 			changed = true
 			if len(d.NUMA) > 1 {
@@ -159,7 +150,7 @@ func (l *lister) leaveOut(before deviceList) (out int) {
 		}
 		kept = append(kept, d)
 	}
-	gone = append(gone, old...)
+	gone := old.end()
 	stamp := int64(0)
 	if len(kept) == 0 {
 		kept, stamp = l.within(before.weight())
@@ -204,15 +195,7 @@ func counts(id int64) bool { return 0 <= id && id <= maxNode }
 
 // impossible reports whether a topology names a NUMA node above maxNode, or more than maxNodes.
 func impossible(t *pluginapi.TopologyInfo) bool {
-	if len(t.GetNodes()) > maxNodes {
-		return true
-	}
-	for _, n := range t.GetNodes() {
-		if n.GetID() > maxNode {
-			return true
-		}
-	}
-	return false
+	return len(t.GetNodes()) > maxNodes || slices.ContainsFunc(t.GetNodes(), func(n *pluginapi.NUMANode) bool { return n.GetID() > maxNode })
 }
 
 // numa returns the NUMA nodes of a topology, ascending, without duplicates and invalid ones; none of more than maxNodes. Some
