@@ -120,11 +120,11 @@ func (r *Registry) checkAcceptableLocked(l *registration, forgettable map[device
 	case s == nil && len(r.resources) >= r.cfg.MaxResources:
 		return &fullError{resource: l.resource, limit: r.cfg.MaxResources}
 	case s != nil && r.cfg.RejectDuplicates && s.state == device.Serving && s.registration.path != l.path:
-		return &takenError{resource: l.resource, endpoint: s.registration.endpoint}
+		return &duplicateError{fmt.Sprintf("%s is served by the plugin at %q, and plugins.onDuplicate is reject", l.resource, s.registration.endpoint)}
 	}
 	// Otherwise a process could register another plugin's socket under a new name, and then register the name that this frees.
 	if rival := r.sameSocketLocked(l); rival != nil && r.cfg.RejectDuplicates && rival.state == device.Serving {
-		return &socketTakenError{endpoint: l.endpoint, resource: rival.resource}
+		return &duplicateError{fmt.Sprintf("the plugin at %q serves %s, and plugins.onDuplicate is reject; use one socket for each resource", l.endpoint, rival.resource)}
 	}
 	return nil
 }

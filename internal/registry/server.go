@@ -206,56 +206,28 @@ func (e *fullError) Error() string {
 		"raise it, or forget one with devmgrd forget", e.resource, e.limit)
 }
 
-// A takenError reports a second plugin of a resource where plugins.onDuplicate is reject.
-type takenError struct {
-	resource device.ResourceName
-	endpoint string
-}
+// A duplicateError reports a second plugin of a resource, or a second resource of a socket, where plugins.onDuplicate is reject.
+type duplicateError struct{ fault string }
 
-func (e *takenError) Error() string {
-	return fmt.Sprintf("%s is served by the plugin at %q, and plugins.onDuplicate is reject", e.resource, e.endpoint)
-}
-
-// A socketTakenError reports a socket of another resource where plugins.onDuplicate is reject.
-type socketTakenError struct {
-	endpoint string
-	resource device.ResourceName // that it serves
-}
-
-func (e *socketTakenError) Error() string {
-	return fmt.Sprintf("the plugin at %q serves %s, and plugins.onDuplicate is reject; use one socket for each resource", e.endpoint, e.resource)
-}
+func (e *duplicateError) Error() string { return e.fault }
 
 // refusalStatus returns the gRPC status of a refused registration.
 func refusalStatus(err error) error {
-	var (
-		request *requestError
-		socket  *socketError
-		dial    *dialError
-		options *optionsError
-		full    *fullError
-		taken   *takenError
-	)
 	code := codes.Internal
-	switch {
-	case errors.As(err, &request):
+	switch options := new(optionsError); {
+	case errors.As(err, new(*requestError)):
 		code = codes.InvalidArgument
 	case errors.As(err, new(*barredError)):
 		code = codes.PermissionDenied
-	case errors.As(err, new(*quotaError)):
+	case errors.As(err, new(*quotaError)), errors.As(err, new(*fullError)):
 		code = codes.ResourceExhausted
-	case errors.As(err, &socket):
+	case errors.As(err, &options) && status.Code(options.err) == codes.DeadlineExceeded:
+		code = codes.DeadlineExceeded
+	case errors.As(err, new(*socketError)), errors.As(err, &options):
 		code = codes.FailedPrecondition
-	case errors.As(err, &dial), errors.Is(err, errStopping):
+	case errors.As(err, new(*dialError)), errors.Is(err, errStopping):
 		code = codes.Unavailable
-	case errors.As(err, &options):
-		code = codes.FailedPrecondition
-		if status.Code(options.err) == codes.DeadlineExceeded {
-			code = codes.DeadlineExceeded
-		}
-	case errors.As(err, &full):
-		code = codes.ResourceExhausted
-	case errors.As(err, &taken), errors.As(err, new(*socketTakenError)):
+	case errors.As(err, new(*duplicateError)):
 		code = codes.AlreadyExists
 	}
 	return status.Error(code, err.Error())
