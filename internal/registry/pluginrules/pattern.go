@@ -2,6 +2,7 @@ package pluginrules
 
 import (
 	"path"
+	"slices"
 	"strings"
 )
 
@@ -14,12 +15,7 @@ func matches(pattern, name string) bool {
 
 // matchesAny reports whether one of the patterns matches a name.
 func matchesAny(patterns []string, name string) bool {
-	for _, p := range patterns {
-		if matches(p, name) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(patterns, func(p string) bool { return matches(p, name) })
 }
 
 // covers reports whether a path is one that the pattern matches, or below one. Both are absolute and clean.
@@ -43,12 +39,7 @@ func covers(pattern, at string) bool {
 // coversAny reports whether one of the patterns covers a path.
 func coversAny(patterns []string, at string) bool {
 	at = path.Clean(at)
-	for _, p := range patterns {
-		if strings.HasPrefix(p, "/") && covers(p, at) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(patterns, func(p string) bool { return strings.HasPrefix(p, "/") && covers(p, at) })
 }
 
 // generalize returns a pattern for a name: it matches names that differ in numbers and in device IDs only, of which it keeps what comes

@@ -231,12 +231,11 @@ func (v *Violation) Error() string { return v.Message }
 
 // of returns the rule that decides about a resource, or nil.
 func (r *Rules) of(resource device.ResourceName) *Rule {
-	for i := range r.Rules {
-		if matchesAny(r.Rules[i].Resources, string(resource)) {
-			return &r.Rules[i]
-		}
+	i := slices.IndexFunc(r.Rules, func(rule Rule) bool { return matchesAny(rule.Resources, string(resource)) })
+	if i < 0 {
+		return nil
 	}
-	return nil
+	return &r.Rules[i]
 }
 
 // Serve returns why a plugin may not serve a resource, or nil. A pod whose service account is not known has none that a rule names.
@@ -245,13 +244,8 @@ func (r *Rules) Serve(resource device.ResourceName, by device.PluginPod) *Violat
 	switch {
 	case rule == nil:
 		return &Violation{noRule, "registration", fmt.Sprintf("no rule lets a plugin serve %s; if %s may, add a rule", resource, who(by))}
-	case rule.Plugins == nil:
+	case rule.Plugins == nil, slices.ContainsFunc(rule.Plugins, func(p Plugin) bool { return p.matches(by) }):
 		return nil
-	}
-	for _, p := range rule.Plugins {
-		if p.matches(by) {
-			return nil
-		}
 	}
 	return &Violation{rule.Name, "registration", fmt.Sprintf("rule %s does not let %s serve %s", rule.Name, who(by), resource)}
 }
