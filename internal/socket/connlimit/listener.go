@@ -3,6 +3,7 @@ package connlimit
 import (
 	"errors"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -99,12 +100,8 @@ func (l *Listener) receive() {
 
 // passing reports whether Accept may succeed later.
 func passing(err error) bool {
-	for _, e := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.EINTR} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	later := []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.EINTR}
+	return slices.ContainsFunc(later, func(e syscall.Errno) bool { return errors.Is(err, e) })
 }
 
 // A Conn is a connection that counts until it is closed.
