@@ -31,9 +31,7 @@ func pluginOf(o device.Offer, at device.Registration) *adminv1.Plugin {
 		ResourceName: string(o.Inventory.Resource), State: o.Status(), Endpoint: at.Endpoint,
 		Devices: int32(len(o.Inventory.Devices)), PreStart: o.PreStart, Prefers: o.Prefers, Since: stamp(o.Since),
 		LastError: strings.ToValidUTF8(o.LastError, "\uFFFD"), LastErrorTime: stamp(o.LastErrorAt),
-	}
-	for _, other := range at.Reserve {
-		p.Reserve = append(p.Reserve, other.Endpoint)
+		Reserve: lists.Map(at.Reserve, func(other device.Registration) string { return other.Endpoint }),
 	}
 	if at.Pod.Known() {
 		p.Pod = &adminv1.PluginPod{Namespace: at.Pod.Namespace, Name: at.Pod.Name, Uid: string(at.Pod.UID), ServiceAccount: at.Pod.ServiceAccount}
@@ -48,14 +46,11 @@ func pluginOf(o device.Offer, at device.Registration) *adminv1.Plugin {
 
 func deviceOf(d device.DeviceStatus) *adminv1.Device {
 	one := &adminv1.Device{ResourceName: string(d.Resource), Id: string(d.ID), State: string(d.State), Healthy: d.Healthy, Listed: d.Listed,
-		Failures: int32(d.Failures), Failed: stamp(d.Failed), Refusals: int32(d.Refusals.Times), Refusal: d.Refusals.Why}
-	for _, n := range d.NUMA {
-		one.NumaNodes = append(one.NumaNodes, int32(n))
-	}
+		Failures: int32(d.Failures), Failed: stamp(d.Failed), Refusals: int32(d.Refusals.Times), Refusal: d.Refusals.Why,
+		NumaNodes: lists.Map(d.NUMA, func(n int) int32 { return int32(n) }), Sharers: lists.Map(d.Sharers, holderOf)}
 	if d.Holder != nil {
 		one.Holder = holderOf(*d.Holder)
 	}
-	one.Sharers = lists.Map(d.Sharers, holderOf)
 	if d.Cordon != nil {
 		one.Cordon = &adminv1.DeviceCordon{Reason: d.Cordon.Reason, Since: stamp(d.Cordon.Since), Declared: d.Cordon.Declared, Suspended: d.Cordon.Suspended}
 	}

@@ -117,10 +117,7 @@ func (s *Server) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 			return nil
 		}
 		// Devices may change a thousand times a second, and a read takes longer with more devices.
-		if err := until(stream.Context(), s, time.After(watchPause)); err != nil {
-			return err
-		}
-		if err := until(stream.Context(), s, moved); err != nil {
+		if err := s.await(stream.Context(), moved); err != nil {
 			return err
 		}
 	}
@@ -197,24 +194,20 @@ func refusal(err error) error {
 
 // named returns the current state of devices, in the order of names.
 func (s *Server) named(names []device.Cordon) []*adminv1.Device {
-	type key struct {
-		device.ResourceName
-		device.ID
-	}
-	found := map[key]device.DeviceStatus{}
+	found := map[device.Key]device.DeviceStatus{}
 	for _, n := range names {
-		if _, looked := found[key{n.Resource, ""}]; looked {
+		if _, looked := found[device.Key{Resource: n.Resource}]; looked {
 			continue
 		}
-		found[key{n.Resource, ""}] = device.DeviceStatus{}
+		found[device.Key{Resource: n.Resource}] = device.DeviceStatus{}
 		all, _ := s.cfg.View.Devices(n.Resource)
 		for _, d := range all {
-			found[key{n.Resource, d.ID}] = d
+			found[device.Key{Resource: n.Resource, ID: d.ID}] = d
 		}
 	}
 	var all []*adminv1.Device
 	for _, n := range names {
-		if d, there := found[key{n.Resource, n.ID}]; there {
+		if d, there := found[device.Key{Resource: n.Resource, ID: n.ID}]; there {
 			all = append(all, deviceOf(d))
 		}
 	}

@@ -25,9 +25,9 @@ func (s *Server) Updated() <-chan struct{} { return s.cfg.View.Updated() }
 // GetStatus returns the daemon's components, resources and waiting pods.
 func (s *Server) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {
 	answer := &adminv1.GetStatusResponse{Version: s.cfg.Version, Node: s.cfg.Node, Started: timestamppb.New(s.started)}
-	for _, p := range s.cfg.Components() {
-		answer.Components = append(answer.Components, &adminv1.Component{Name: p.Name, Ready: p.Err == nil, Problem: text(p.Err)})
-	}
+	answer.Components = lists.Map(s.cfg.Components(), func(c device.Component) *adminv1.Component {
+		return &adminv1.Component{Name: c.Name, Ready: c.Err == nil, Problem: text(c.Err)}
+	})
 	resources := s.cfg.View.Resources().ByName
 	for _, r := range slices.Sorted(maps.Keys(resources)) {
 		status := resources[r]
@@ -54,11 +54,9 @@ func (s *Server) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1
 		}
 		answer.Resources = append(answer.Resources, one)
 	}
-	for _, p := range s.cfg.View.Snapshot().Waiting() {
-		answer.Waiting = append(answer.Waiting, &adminv1.Waiting{
-			Namespace: p.Pod.Namespace, Name: p.Pod.Name, Reason: string(p.Wait.Reason), Message: p.Wait.Message, Since: stamp(p.Since),
-		})
-	}
+	answer.Waiting = lists.Map(s.cfg.View.Snapshot().Waiting(), func(p device.PodStatus) *adminv1.Waiting {
+		return &adminv1.Waiting{Namespace: p.Pod.Namespace, Name: p.Pod.Name, Reason: string(p.Wait.Reason), Message: p.Wait.Message, Since: stamp(p.Since)}
+	})
 	answer.NotRedirected = containersOf(s.notRedirected())
 	if s.cfg.Limits != nil {
 		answer.Limits = lists.Map(s.cfg.Limits(), func(l device.Limit) *adminv1.Limit { return &adminv1.Limit{Release: l.Release, Text: l.Text} })
@@ -93,11 +91,7 @@ func (s *Server) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adm
 
 // ListGrants returns the grants of plugins.
 func (s *Server) ListGrants(context.Context, *adminv1.ListGrantsRequest) (*adminv1.ListGrantsResponse, error) {
-	answer := &adminv1.ListGrantsResponse{}
-	for _, g := range s.cfg.Rules.Seen() {
-		answer.Grants = append(answer.Grants, grantsOf(g))
-	}
-	return answer, nil
+	return &adminv1.ListGrantsResponse{Grants: lists.Map(s.cfg.Rules.Seen(), grantsOf)}, nil
 }
 
 // ListDevices returns each device and its state.
@@ -139,10 +133,7 @@ func (s *Server) WatchDevices(request *adminv1.WatchDevicesRequest, stream grpc.
 			}
 			last = all.Devices
 		}
-		if err := until(stream.Context(), s, time.After(watchPause)); err != nil {
-			return err
-		}
-		if err := until(stream.Context(), s, moved); err != nil {
+		if err := s.await(stream.Context(), moved); err != nil {
 			return err
 		}
 	}
@@ -151,16 +142,21 @@ func (s *Server) WatchDevices(request *adminv1.WatchDevicesRequest, stream grpc.
 // watchPause is the minimum time between two reads of one watcher, or of one drain.
 const watchPause = 200 * time.Millisecond
 
-// until waits for a value, or fails if the caller or the daemon ends before.
-func until[T any](ctx context.Context, s *Server, what <-chan T) error {
-	select {
-	case <-what:
-		return nil
-	case <-s.stopping:
-		return status.Error(codes.Unavailable, "devmgrd is stopping")
-	case <-ctx.Done():
-		return status.FromContextError(ctx.Err()).Err()
+// await waits for watchPause and for a change, or fails if the caller or the daemon ends before.
+func (s *Server) await(ctx context.Context, moved <-chan struct{}) error {
+	for pause := time.After(watchPause); pause != nil || moved != nil; {
+		select {
+		case <-pause:
+			pause = nil
+		case <-moved:
+			moved = nil
+		case <-s.stopping:
+			return status.Error(codes.Unavailable, "devmgrd is stopping")
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
+		}
 	}
+	return nil
 }
 
 // unknownResource returns an error that lists the known resources.
