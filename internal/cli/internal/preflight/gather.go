@@ -53,25 +53,13 @@ type Node struct {
 
 // Gather collects the facts about this node. It changes nothing.
 func Gather(ctx context.Context, n Node) Facts {
-	l := gatherer{ctx: ctx, config: n.Config, log: n.Log, runtime: n.Runtime, kubelet: n.KubeletConfig, containerd: n.ContainerdConfig}
-	f := l.facts()
-	f.ConfigFile = n.ConfigFile
-	return f
-}
-
-type gatherer struct {
-	ctx                          context.Context
-	config                       config.Config
-	log                          *slog.Logger
-	runtime, kubelet, containerd string
-}
-
-func (l gatherer) facts() Facts {
+	l := gatherer{n, ctx}
 	f := Facts{
 		Root:       os.Geteuid() == 0,
-		Conditions: l.config.Kubernetes.PodConditions,
-		Evicts:     l.config.Health.OnDeviceFailure == config.Evict || l.config.Health.OnMissingDevices == config.Evict || len(l.config.Wait.GiveUpAfter) > 0,
-		Takeover:   l.config.PodResources.Takeover,
+		ConfigFile: n.ConfigFile,
+		Conditions: l.Config.Kubernetes.PodConditions,
+		Evicts:     l.Config.Health.OnDeviceFailure == config.Evict || l.Config.Health.OnMissingDevices == config.Evict || len(l.Config.Wait.GiveUpAfter) > 0,
+		Takeover:   l.Config.PodResources.Takeover,
 		State:      l.state(),
 		NRI:        l.nri(),
 		Host:       host(),
@@ -82,7 +70,7 @@ func (l gatherer) facts() Facts {
 	if f.Daemon == nil {
 		f.Sockets = l.sockets()
 	}
-	kubelet, err := readKubeletConfig(l.kubelet)
+	kubelet, err := readKubeletConfig(l.KubeletConfig)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil // its settings may be on its command line
 	}
@@ -91,14 +79,20 @@ func (l gatherer) facts() Facts {
 	l.readAPI(&f)
 	l.readKubelet(&f, daemon)
 	if f.Claims != nil {
-		f.Claims.Resources = claimed(l.config.DRA, f)
+		f.Claims.Resources = claimed(l.Config.DRA, f)
 	}
 	return f
 }
 
+// A gatherer is a Node that is examined while ctx lasts.
+type gatherer struct {
+	Node
+	ctx context.Context
+}
+
 func (l gatherer) state() State {
-	s := State{Dir: l.config.StateDir}
-	books, schema, err := store.ReadFile(filepath.Join(s.Dir, store.FileName), l.log)
+	s := State{Dir: l.Config.StateDir}
+	books, schema, err := store.ReadFile(filepath.Join(s.Dir, store.FileName), l.Log)
 	switch {
 	case errors.As(err, new(*store.InUseError)):
 		s.InUse = true
@@ -139,7 +133,7 @@ func writable(dir string) error {
 
 // daemon asks a running devmgrd for its status, and returns its process; 0: none is running.
 func (l gatherer) daemon(f *Facts) int {
-	at := l.config.Admin.Socket
+	at := l.Config.Admin.Socket
 	pid := 0
 	if conn, err := net.DialTimeout("unix", at, time.Second); err == nil {
 		if peer, err := socket.Peer(conn); err == nil {
@@ -205,7 +199,7 @@ func lookAtSocket(ctx context.Context, path string) (init bool, err error) {
 }
 
 func (l gatherer) sockets() []Socket {
-	c := l.config
+	c := l.Config
 	all := []Socket{
 		{Key: "plugins.socketDir", At: filepath.Join(c.Plugins.SocketDir, "kubelet.sock")},
 		{Key: "podResources.socket", At: c.PodResources.Socket},
@@ -237,7 +231,7 @@ func (l gatherer) sockets() []Socket {
 func (l gatherer) nri() NRI {
 	ctx, cancel := context.WithTimeout(l.ctx, lookLimit)
 	defer cancel()
-	at := l.config.NRI.Socket
+	at := l.Config.NRI.Socket
 	greeting, err := nri.Probe(ctx, at)
 	missing := false
 	if err != nil {
@@ -254,13 +248,13 @@ func (l gatherer) nri() NRI {
 }
 
 func (l gatherer) openers() *Openers {
-	if !l.config.Release.Looks() {
+	if !l.Config.Release.Looks() {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(l.ctx, lookLimit)
 	defer cancel()
-	scan, err := openers.Client{Path: l.config.Release.Socket}.Find(ctx, []openers.Device{{}})
-	return &Openers{Socket: l.config.Release.Socket, Processes: scan.Processes, CPU: scan.CPU, Err: err}
+	scan, err := openers.Client{Path: l.Config.Release.Socket}.Find(ctx, []openers.Device{{}})
+	return &Openers{Socket: l.Config.Release.Socket, Processes: scan.Processes, CPU: scan.CPU, Err: err}
 }
 
 func (l gatherer) commands() (all []Command) {
@@ -280,8 +274,8 @@ func (l gatherer) commands() (all []Command) {
 			all = append(all, c)
 		}
 	}
-	add("release.command", l.config.Release.Command)
-	add("health.command", l.config.Health.Command)
+	add("release.command", l.Config.Release.Command)
+	add("health.command", l.Config.Health.Command)
 	return all
 }
 
@@ -294,7 +288,7 @@ func host() Host {
 }
 
 func (l gatherer) readRuntime(f *Facts, kubelet kubeletConfig) {
-	at := l.runtime
+	at := l.Runtime
 	if at == "" {
 		at = kubelet.runtimeSocket()
 	}
@@ -319,7 +313,7 @@ func (l gatherer) readRuntime(f *Facts, kubelet kubeletConfig) {
 	if r.Name != "" && r.Name != containerd {
 		return
 	}
-	file, named := l.containerd, true
+	file, named := l.ContainerdConfig, true
 	if file == "" {
 		if file, named = r.configFile(), true; file == "" {
 			file, named = DefaultContainerdConfig, false
@@ -332,37 +326,37 @@ func (l gatherer) readRuntime(f *Facts, kubelet kubeletConfig) {
 }
 
 func (l gatherer) readAPI(f *Facts) {
-	if l.config.Kubernetes.Mode == config.NoCluster {
+	if l.Config.Kubernetes.Mode == config.NoCluster {
 		return
 	}
-	f.API = &API{NodeName: l.config.NodeName}
-	client, err := kube.Connect(l.config.Kubernetes.Kubeconfig, version.Get().Version)
+	f.API = &API{NodeName: l.Config.NodeName}
+	client, err := kube.Connect(l.Config.Kubernetes.Kubeconfig, version.Get().Version)
 	if err != nil {
 		f.API.Err = err
 		return
 	}
 	ctx, cancel := context.WithTimeout(l.ctx, apiLimit)
 	defer cancel()
-	access, err := kube.Rights(ctx, client, l.config.NodeName)
+	access, err := kube.Rights(ctx, client, l.Config.NodeName)
 	f.API.Err = err
 	if err != nil {
 		return
 	}
 	l.readClaims(ctx, f, access)
 	f.API.Node, f.API.Rights, f.API.Policy = access.Node, access.Rights, access.Policy
-	f.API.Asking, f.API.Unbound = pods.Bound(access.Pods, l.config.Plugins.IgnoredResources)
-	f.API.Neighbours = pods.NeighboursOf(access.Pods, l.config.PodResources.KubeletSocket)
+	f.API.Asking, f.API.Unbound = pods.Bound(access.Pods, l.Config.Plugins.IgnoredResources)
+	f.API.Neighbours = pods.NeighboursOf(access.Pods, l.Config.PodResources.KubeletSocket)
 }
 
 // readClaims tries what devmgrd does as a DRA driver, if dra.resources names resources.
 func (l gatherer) readClaims(ctx context.Context, f *Facts, node kube.Access) {
-	if len(l.config.DRA.Resources) == 0 {
+	if len(l.Config.DRA.Resources) == 0 {
 		return
 	}
-	f.Claims = &Claims{CDIDir: l.config.DRA.CDIDir}
-	client, err := kube.ConnectResource(l.config.Kubernetes.Kubeconfig, version.Get().Version)
+	f.Claims = &Claims{CDIDir: l.Config.DRA.CDIDir}
+	client, err := kube.ConnectResource(l.Config.Kubernetes.Kubeconfig, version.Get().Version)
 	if err == nil {
-		f.Claims.ClaimAccess, err = kube.ClaimRights(ctx, client, l.config.NodeName, dra.Driver, node.Pods)
+		f.Claims.ClaimAccess, err = kube.ClaimRights(ctx, client, l.Config.NodeName, dra.Driver, node.Pods)
 	}
 	f.Claims.Err = err
 }
@@ -371,15 +365,15 @@ func (l gatherer) readClaims(ctx context.Context, f *Facts, node kube.Access) {
 func (l gatherer) readKubelet(f *Facts, daemon int) {
 	ctx, cancel := context.WithTimeout(l.ctx, lookLimit)
 	defer cancel()
-	ignored := pods.Ignores(l.config.Plugins.IgnoredResources)
+	ignored := pods.Ignores(l.Config.Plugins.IgnoredResources)
 	k := &f.Kubelet
-	k.Devices, k.Err = podresources.KubeletDevices(ctx, l.config.PodResources.KubeletSocket, daemon)
+	k.Devices, k.Err = podresources.KubeletDevices(ctx, l.Config.PodResources.KubeletSocket, daemon)
 	for r := range k.Devices {
 		if ignored(r) {
 			delete(k.Devices, r)
 		}
 	}
-	dir := l.config.Plugins.KubeletDir
+	dir := l.Config.Plugins.KubeletDir
 	k.Plugins = listeners(dir)
 	f.Checkpoint = lookAtCheckpoint(dir, ignored)
 }
