@@ -115,18 +115,22 @@ func printAnswer[A proto.Message](to io.Writer, format string, answer A, show vi
 		show(to, answer, time.Now())
 		return nil
 	}
-	// protojson varies its white space on purpose, which would break scripts and tests.
 	text, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(answer)
 	if err != nil {
 		return err
 	}
+	return printJSON(to, format, text)
+}
+
+// printJSON prints JSON in a format of -o.
+func printJSON(to io.Writer, format string, text []byte) (err error) {
 	if format == "yaml" {
-		if text, err = yaml.JSONToYAML(text); err != nil {
-			return err
+		if text, err = yaml.JSONToYAML(text); err == nil {
+			_, err = to.Write(text)
 		}
-		_, err = to.Write(text)
 		return err
 	}
+	// protojson varies its white space on purpose, which would break scripts and tests.
 	var even bytes.Buffer
 	if err := json.Indent(&even, text, "", "  "); err != nil {
 		return err

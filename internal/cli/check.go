@@ -11,7 +11,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
 	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/cli/internal/preflight"
@@ -80,15 +79,11 @@ func printFindings(to io.Writer, format string, findings []preflight.Finding) er
 		showFindings(to, findings)
 		return nil
 	}
-	text, err := json.MarshalIndent(findings, "", "  ")
-	if err == nil && format == "yaml" {
-		text, err = yaml.JSONToYAML(text)
-	}
+	text, err := json.Marshal(findings)
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(to, strings.TrimRight(string(text), "\n"))
-	return err
+	return printJSON(to, format, text)
 }
 
 // findingWidth is the width of a line of findings.

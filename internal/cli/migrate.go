@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"path/filepath"
 
@@ -22,7 +23,7 @@ func newImportCommand() *cobra.Command {
 }
 
 func newImportCheckpointCommand() *cobra.Command {
-	return withMigrationFlags(&cobra.Command{
+	return migration(&cobra.Command{
 		Use:   "kubelet-checkpoint FILE",
 		Short: "Take over the assignments of the kubelet's device manager",
 		Long: "kubelet-checkpoint reads the checkpoint in which a kubelet's device manager keeps its assignments and writes them into\n" +
@@ -32,15 +33,7 @@ func newImportCheckpointCommand() *cobra.Command {
 			"kubelet would claim the devices when it starts, and running plugins would register with it again.",
 		Example: "  devmgrd import kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run\n" +
 			"  devmgrd import kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name),
-		Args: usage(oneFile),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			m, err := migrationOf(cmd, args[0])
-			if err != nil {
-				return err
-			}
-			return m.Import(cmd.Context())
-		},
-	})
+	}, migrate.Node.Import)
 }
 
 // newExportCommand returns "devmgrd export".
@@ -54,7 +47,7 @@ func newExportCommand() *cobra.Command {
 }
 
 func newExportCheckpointCommand() *cobra.Command {
-	return withMigrationFlags(&cobra.Command{
+	return migration(&cobra.Command{
 		Use:   "kubelet-checkpoint FILE",
 		Short: "Write the assignments for the kubelet's device manager",
 		Long: "kubelet-checkpoint writes devmgrd's state file as the checkpoint from which a kubelet's device manager starts.\n" +
@@ -62,15 +55,7 @@ func newExportCheckpointCommand() *cobra.Command {
 			"stay, and the old file is kept next to the new one.",
 		Example: "  devmgrd export kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run\n" +
 			"  devmgrd export kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name),
-		Args: usage(oneFile),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			m, err := migrationOf(cmd, args[0])
-			if err != nil {
-				return err
-			}
-			return m.Export()
-		},
-	})
+	}, func(n migrate.Node, _ context.Context) error { return n.Export() })
 }
 
 // kubeletDir is the default of plugins.kubeletDir, for examples.
@@ -84,21 +69,22 @@ func oneFile(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// withMigrationFlags adds the flags that migrationOf reads.
-func withMigrationFlags(cmd *cobra.Command) *cobra.Command {
+// migration completes a command that moves a node by the kubelet's checkpoint.
+func migration(cmd *cobra.Command, move func(migrate.Node, context.Context) error) *cobra.Command {
+	cmd.Args = usage(oneFile)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c, _, err := loadConfig(cmd)
+		if err != nil {
+			return err
+		}
+		file, err := filepath.Abs(args[0])
+		if err != nil {
+			return err
+		}
+		log := warnings(cmd)
+		kube.RouteLogs(log)
+		return move(migrate.Node{Config: c, File: file, DryRun: flagValue(cmd.Flags().GetBool, "dry-run"), Out: cmd.OutOrStdout(), Log: log}, cmd.Context())
+	}
 	cmd.Flags().Bool("dry-run", false, "change nothing, and print the planned changes")
 	return withConfigFlags(cmd)
-}
-
-func migrationOf(cmd *cobra.Command, file string) (migrate.Node, error) {
-	c, _, err := loadConfig(cmd)
-	if err != nil {
-		return migrate.Node{}, err
-	}
-	if file, err = filepath.Abs(file); err != nil {
-		return migrate.Node{}, err
-	}
-	log := warnings(cmd)
-	kube.RouteLogs(log)
-	return migrate.Node{Config: c, File: file, DryRun: flagValue(cmd.Flags().GetBool, "dry-run"), Out: cmd.OutOrStdout(), Log: log}, nil
 }

@@ -138,9 +138,12 @@ func showNotRedirected(to io.Writer, all []*adminv1.PodContainer) {
 // rare lists the counts that are mostly zero.
 func rare(r *adminv1.Resource) string {
 	var all []string
-	if r.Stale > 0 {
-		all = append(all, fmt.Sprintf("%d stale", r.Stale))
+	add := func(n int32, what string) {
+		if n > 0 {
+			all = append(all, fmt.Sprintf("%d %s", n, what))
+		}
 	}
+	add(r.Stale, "stale")
 	switch {
 	case r.Claimed:
 		all = append(all, "offered through DRA")
@@ -153,29 +156,15 @@ func rare(r *adminv1.Resource) string {
 	case r.TargetCapacity < r.NodeCapacity: // mostly within the stabilization window of nodestatus
 		all = append(all, fmt.Sprintf("capacity falling to %d", r.TargetCapacity))
 	}
-	if r.Suspended > 0 {
-		all = append(all, fmt.Sprintf("%d suspended", r.Suspended))
-	}
-	if r.Refused > 0 {
-		all = append(all, fmt.Sprintf("%d refused", r.Refused))
-	}
-	if r.Withheld > 0 {
-		all = append(all, fmt.Sprintf("%d withheld", r.Withheld))
-	}
+	add(r.Suspended, "suspended")
+	add(r.Refused, "refused")
+	add(r.Withheld, "withheld")
 	if r.Awaited != "" {
 		all = append(all, "free devices hidden from the scheduler while pod "+r.Awaited+" waits")
 	}
-	if r.Unlisted > 0 {
-		all = append(all, fmt.Sprintf("%d unlisted", r.Unlisted))
-	}
-	if r.Releasing > 0 {
-		all = append(all, fmt.Sprintf("%d releasing", r.Releasing))
-	}
-	if r.Busy > 0 {
-		all = append(all, fmt.Sprintf("%d busy", r.Busy))
-	}
-	if r.Quarantined > 0 {
-		all = append(all, fmt.Sprintf("%d quarantined", r.Quarantined))
-	}
+	add(r.Unlisted, "unlisted")
+	add(r.Releasing, "releasing")
+	add(r.Busy, "busy")
+	add(r.Quarantined, "quarantined")
 	return cmp.Or(strings.Join(all, ", "), "-")
 }
