@@ -136,15 +136,6 @@ func listingOf(devices iter.Seq[*adminv1.Device], room int) (l listing) {
 	return l
 }
 
-// resourcesOf returns each resource with its devices.
-func resourcesOf(all []*adminv1.Resource, devices []listing, now time.Time) []resource {
-	list := make([]resource, len(all))
-	for i, r := range all {
-		list[i] = resourceOf(r, devices[i], now)
-	}
-	return list
-}
-
 // resourceOf returns one resource.
 func resourceOf(r *adminv1.Resource, devices listing, now time.Time) resource {
 	one := resource{Key: key("r", r.Name), Name: name(r.Name), Plugin: name(r.Plugin), Capacity: int(r.NodeCapacity), Target: int(r.TargetCapacity), Claimed: r.Claimed,

@@ -95,7 +95,9 @@ func modelOf(a answers, now time.Time) *model {
 		})
 	}
 	m.MoreWaits = max(0, len(a.status.Waiting)-maxWaits)
-	m.Resources = resourcesOf(a.status.Resources, a.devices, now)
+	for i, r := range a.status.Resources {
+		m.Resources = append(m.Resources, resourceOf(r, a.devices[i], now))
+	}
 	m.addHolds(a.holds.Assignments, a.spans.Spans)
 	m.addMatters(a)
 	return m
@@ -178,17 +180,13 @@ func (m *model) addMatters(a answers) {
 		if r.OverMaxDevices > 0 {
 			add(at, "%s has more devices than dra.maxDevices %s allows, and stays in the Node's capacity", name(r.Name), number(int(r.OverMaxDevices)))
 		}
-		if r.Refused > 0 {
-			add(at, "%s of %s refused by the plugin", number(int(r.Refused)), name(r.Name))
-		}
-		if r.Withheld > 0 {
-			add(at, "%s of %s withheld", number(int(r.Withheld)), name(r.Name))
-		}
-		if r.Quarantined > 0 {
-			add(at, "%s of %s quarantined", number(int(r.Quarantined)), name(r.Name))
-		}
-		if r.Busy > 0 {
-			add(at, "%s of %s busy after their pods ended", number(int(r.Busy)), name(r.Name))
+		for _, some := range []struct {
+			n  int32
+			do string
+		}{{r.Refused, "refused by the plugin"}, {r.Withheld, "withheld"}, {r.Quarantined, "quarantined"}, {r.Busy, "busy after their pods ended"}} {
+			if some.n > 0 {
+				add(at, "%s of %s %s", number(int(some.n)), name(r.Name), some.do)
+			}
 		}
 		switch n, inUse := a.devices[i].unhealthy, a.devices[i].unhealthyInUse; {
 		case inUse > 0:
