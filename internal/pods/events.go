@@ -95,12 +95,12 @@ func (e *Events) Run(ctx context.Context) error {
 
 // Waiting reports that a pod waits for its devices, and why.
 func (e *Events) Waiting(pod device.Pod, w device.Wait) {
-	e.warn(pod, waitingForDevices, fmt.Sprintf("%s: %s", w.Reason, w.Message))
+	e.warn(reference(pod), waitingForDevices, "%s: %s", w.Reason, w.Message)
 }
 
 // GivenUp reports that a pod has waited for too long, and is evicted.
 func (e *Events) GivenUp(pod device.Pod, w device.Wait, waited time.Duration) {
-	e.warn(pod, waitGivenUp, fmt.Sprintf("evicting the pod, which has waited for its devices for %v (wait.giveUpAfter): %s: %s", waited.Round(time.Second), w.Reason, w.Message))
+	e.warn(reference(pod), waitGivenUp, "evicting the pod, which has waited for its devices for %v (wait.giveUpAfter): %s: %s", waited.Round(time.Second), w.Reason, w.Message)
 }
 
 // Assigned reports which devices a pod's containers have.
@@ -132,56 +132,52 @@ func share(r device.ResourceName, ids []device.ID) string {
 
 // StartedWithoutDevices reports that a container runs without the devices that it requests.
 func (e *Events) StartedWithoutDevices(pod device.Pod, container string) {
-	e.warn(pod, startedWithout, fmt.Sprintf(
-		"container %s was started while devmgrd was away, without the devices that it requests; restart the pod to inject them", container))
+	e.warn(reference(pod), startedWithout, "container %s was started while devmgrd was away, without the devices that it requests; restart the pod to inject them", container)
 }
 
 // Failed reports that devices of the pod, of one resource, have failed together.
 func (e *Events) Failed(pod device.Pod, r device.ResourceName, ids []device.ID) {
 	if len(ids) == 1 {
-		e.warn(pod, deviceFailed, fmt.Sprintf("device %s of %s, which this pod has, is unhealthy, or its plugin has stopped listing it", device.QuoteID(ids[0]), r))
+		e.warn(reference(pod), deviceFailed, "device %s of %s, which this pod has, is unhealthy, or its plugin has stopped listing it", device.QuoteID(ids[0]), r)
 		return
 	}
-	e.warn(pod, deviceFailed, fmt.Sprintf("%d devices of %s, which this pod has, are unhealthy, or their plugin has stopped listing them: %s", len(ids), r, device.Abridge(ids)))
+	e.warn(reference(pod), deviceFailed, "%d devices of %s, which this pod has, are unhealthy, or their plugin has stopped listing them: %s", len(ids), r, device.Abridge(ids))
 }
 
 // NotRedirected reports that a container runs with the kubelet's plugin directory.
 func (e *Events) NotRedirected(pod device.Pod, container string) {
-	e.warn(pod, notRedirected, fmt.Sprintf(
-		"container %s was started while devmgrd was away and mounts the kubelet's device plugin directory: a device plugin in it is registered with the kubelet, not with devmgrd; restart the pod", container))
+	e.warn(reference(pod), notRedirected, "container %s was started while devmgrd was away and mounts the kubelet's device plugin directory: a device plugin in it is registered with the kubelet, not with devmgrd; restart the pod", container)
 }
 
 // Contradiction reports that the plugins of a container's resources set one thing differently.
 func (e *Events) Contradiction(pod device.Pod, container string, conflicts []string) {
-	e.warn(pod, contradiction, fmt.Sprintf("container %s: %s; the first resource by name wins", container, strings.Join(conflicts, "; ")))
+	e.warn(reference(pod), contradiction, "container %s: %s; the first resource by name wins", container, strings.Join(conflicts, "; "))
 }
 
 // NotStarted reports that a container received its devices several times in a row, and never started.
 func (e *Events) NotStarted(pod device.Pod, container string, times int, why string) {
-	e.warn(pod, notStarted, fmt.Sprintf("container %s was given its devices %d times and has not started: %s", container, times, why))
+	e.warn(reference(pod), notStarted, "container %s was given its devices %d times and has not started: %s", container, times, why)
 }
 
 // Contested reports on the Node that another writer keeps changing the Node's capacity of a resource, or that the kubelet's device manager has it too.
 func (e *Events) Contested(r device.ResourceName) {
-	e.recorder.Eventf(e.onNode(), corev1.EventTypeWarning, contested,
+	e.warn(e.onNode(), contested,
 		"another writer keeps changing the node's capacity of %s, or the kubelet's device manager has it too: while a device plugin is also registered with the kubelet, devices may be assigned twice; recreate the plugin's pod. The kubelet forgets it five minutes later", r)
 }
 
 // DeviceRefused reports on the Node that a device is listed as healthy and cannot be had.
 func (e *Events) DeviceRefused(r device.ResourceName, id device.ID, why string) {
-	e.recorder.Event(e.onNode(), corev1.EventTypeWarning, deviceRefused,
-		device.ClipTo(fmt.Sprintf("device %s of %s is listed as healthy and refused again and again, while others are granted; it is out of service, and tried again at times: %s", device.QuoteID(id), r, why), maxMessage))
+	e.warn(e.onNode(), deviceRefused, "device %s of %s is listed as healthy and refused again and again, while others are granted; it is out of service, and tried again at times: %s", device.QuoteID(id), r, why)
 }
 
 // InvalidCordons reports on the Node that its annotation has a mistake.
 func (e *Events) InvalidCordons(mistake error) {
-	e.recorder.Event(e.onNode(), corev1.EventTypeWarning, invalidCordons,
-		device.ClipTo("annotation "+device.CordonAnnotation+": "+mistake.Error(), maxMessage))
+	e.warn(e.onNode(), invalidCordons, "annotation %s: %v", device.CordonAnnotation, mistake)
 }
 
 // NotSynchronized reports on the Node that the runtime cannot list its containers to devmgrd.
 func (e *Events) NotSynchronized(why string) {
-	e.recorder.Event(e.onNode(), corev1.EventTypeWarning, notSynchronized, device.ClipTo("containers that request devices cannot start: "+why, maxMessage))
+	e.warn(e.onNode(), notSynchronized, "containers that request devices cannot start: %s", why)
 }
 
 // NotAllowed reports what a rule for device plugins forbids: on a pod, or on the Node if the pod has no UID.
@@ -190,15 +186,15 @@ func (e *Events) NotAllowed(pod device.Pod, why string) {
 	if pod.UID != "" {
 		about = reference(pod)
 	}
-	e.recorder.Event(about, corev1.EventTypeWarning, notAllowed, device.ClipTo(why, maxMessage))
+	e.warn(about, notAllowed, "%s", why)
 }
 
 func (e *Events) onNode() *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.node, UID: types.UID(e.node)} // as the kubelet does
 }
 
-func (e *Events) warn(pod device.Pod, reason, message string) {
-	e.recorder.Event(reference(pod), corev1.EventTypeWarning, reason, device.ClipTo(message, maxMessage))
+func (e *Events) warn(about *corev1.ObjectReference, reason, format string, args ...any) {
+	e.recorder.Event(about, corev1.EventTypeWarning, reason, device.ClipTo(fmt.Sprintf(format, args...), maxMessage))
 }
 
 func reference(pod device.Pod) *corev1.ObjectReference {

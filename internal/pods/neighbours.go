@@ -39,12 +39,9 @@ func NeighboursOf(all []corev1.Pod, socket string) (n Neighbours) {
 
 // mounts reports whether a container of the pod mounts one of these paths of the host.
 func mounts(p *corev1.Pod, paths ...string) bool {
-	for _, v := range p.Spec.Volumes {
-		if v.HostPath != nil && slices.Contains(paths, path.Clean(v.HostPath.Path)) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.HostPath != nil && slices.Contains(paths, path.Clean(v.HostPath.Path))
+	})
 }
 
 // grantsCDI reports whether a container is NVIDIA's device plugin with a strategy that grants CDI devices: by

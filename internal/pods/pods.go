@@ -150,19 +150,13 @@ func (p *Pods) Confined(uid device.PodUID) bool { return p.store.confined(uid) }
 // this node has no such pod, and an error if the answer is not known.
 func (p *Pods) Find(ctx context.Context, namespace, name string) (bool, error) {
 	seen, err := p.read(ctx, device.Pod{Namespace: namespace, Name: name})
-	switch {
-	case errors.Is(err, ErrNotFound):
-		return false, nil
-	case err != nil:
-		return false, err
+	if err == nil {
+		err = p.store.fetched(seen)
 	}
-	switch err := p.store.fetched(seen); {
-	case errors.Is(err, ErrNotFound):
+	if errors.Is(err, ErrNotFound) {
 		return false, nil
-	case err != nil:
-		return false, err
 	}
-	return true, nil
+	return err == nil, err
 }
 
 // Ended reads from the API server how the pod of that name ended. It returns false if this node has no such pod, or if the
