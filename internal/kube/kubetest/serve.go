@@ -157,25 +157,13 @@ func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request, resource str
 }
 
 // Ahead sets how far the server's clock is ahead of the clients'.
-func (s *Server) Ahead(by time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ahead = by
-}
+func (s *Server) Ahead(by time.Duration) { s.set(func() { s.ahead = by }) }
 
 // OnPatch calls f after each patch; f may Put, as another writer would.
-func (s *Server) OnPatch(f func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.patched = f
-}
+func (s *Server) OnPatch(f func()) { s.set(func() { s.patched = f }) }
 
 // DieDuringPatch has the server stop during the next patch. The patch is carried out, and no client hears of it before the server is started again.
-func (s *Server) DieDuringPatch() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.dies = true
-}
+func (s *Server) DieDuringPatch() { s.set(func() { s.dies = true }) }
 
 func (s *Server) servePatch(w http.ResponseWriter, r *http.Request, path string) {
 	text, err := io.ReadAll(r.Body)

@@ -260,19 +260,18 @@ func (s *Server) Patches() []string {
 	return slices.Clone(s.patches)
 }
 
-// Refuse lets f answer requests with a status other than zero.
-func (s *Server) Refuse(f func(verb, path string) int) {
+// set changes how the server behaves.
+func (s *Server) set(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.refuse = f
+	change()
 }
 
+// Refuse lets f answer requests with a status other than zero.
+func (s *Server) Refuse(f func(verb, path string) int) { s.set(func() { s.refuse = f }) }
+
 // PlainLists stops the streaming of lists, which older releases do not know.
-func (s *Server) PlainLists() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.plain = true
-}
+func (s *Server) PlainLists() { s.set(func() { s.plain = true }) }
 
 // Until waits for a condition and fails the test when it does not come.
 func Until(t testing.TB, what string, ok func() bool) {

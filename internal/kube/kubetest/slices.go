@@ -30,11 +30,7 @@ func versionOf(resource string) string {
 func slicePath(name string) string { return "resourceslices/" + name }
 
 // DropTaints has the server drop the taints of devices, as releases before 1.36 do.
-func (s *Server) DropTaints() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.untaint = true
-}
+func (s *Server) DropTaints() { s.set(func() { s.untaint = true }) }
 
 // ResourceSlices returns the ResourceSlices as they are now, ordered by name.
 func (s *Server) ResourceSlices() (all []resourceapi.ResourceSlice) {
