@@ -24,9 +24,9 @@ type podState struct {
 	account string // its service account's name
 	// confined: it has nothing of the host's.
 	confined bool
-	mirror   bool // it looks like a mirror pod, of which the kubelet runs no container
-	ended    bool // the phase is terminal: no container runs again
-	shown    device.ShownPod
+	mirror   bool            // it looks like a mirror pod, of which the kubelet runs no container
+	ended    bool            // the phase is terminal: no container runs again
+	shown    device.ShownPod // its conditions, if it requests devices
 }
 
 // A reader turns API objects into podStates.

@@ -38,22 +38,9 @@ type store struct {
 
 // An entry is one active pod.
 type entry struct {
-	demand device.PodDemand
-	size   int // of the demand
-	// account is the name of the pod's service account.
-	account string
-	// confined: the pod has nothing of the host's.
-	confined bool
-	// mirror: it looks like a mirror pod.
-	mirror bool
-	// shown has the pod's conditions, if it requests devices.
-	shown device.ShownPod
-	// ahead is the version in which Fetch has read the pod; 0 once the watch has delivered it too.
-	ahead uint64
-}
-
-func entryOf(seen podState) entry {
-	return entry{demand: seen.demand, account: seen.account, confined: seen.confined, mirror: seen.mirror, shown: seen.shown}
+	podState
+	size  int    // of the demand
+	ahead uint64 // the version in which Fetch has read the pod; 0 once the watch has delivered it too
 }
 
 func newStore(r reader, to Sink, of Runtime) *store {
@@ -74,7 +61,7 @@ func (s *store) Update(obj any) {
 		s.dropLocked(seen.demand.Pod)
 	case taken && !seen.mirror:
 	default:
-		e := entryOf(seen)
+		e := entry{podState: seen}
 		if taken || !s.shownLocked(&e, s.pods[e.demand.Pod.UID]) {
 			s.holdLocked(e)
 			return
@@ -253,7 +240,7 @@ func (s *store) Replace(list []any, version string) {
 	listed := make([]entry, 0, len(list))
 	for _, obj := range list {
 		if seen, ok := s.reader.pod(obj); ok && !seen.ended {
-			listed = append(listed, entryOf(seen))
+			listed = append(listed, entry{podState: seen})
 		}
 	}
 	s.mu.Lock()
@@ -362,8 +349,7 @@ func (s *store) account(pod device.Pod) string {
 func (s *store) fetched(seen podState) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := entryOf(seen)
-	e.ahead = seen.version
+	e := entry{podState: seen, ahead: seen.version}
 	switch has, taken := s.hasLocked(seen.demand.Pod); {
 	case has, s.countsLocked(seen.demand.Pod):
 	case taken, seen.version <= s.passed && !s.left[seen.demand.Pod], !s.shownLocked(&e, s.pods[e.demand.Pod.UID]):
