@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/socket/connlimit"
@@ -40,11 +41,14 @@ type registrationServer struct {
 	limiter *connlimit.Limiter
 }
 
-// newRegistrationServer returns a server whose connections and calls are bounded.
-func newRegistrationServer(options ...grpc.ServerOption) *registrationServer {
+// newRegistrationServer returns the server of a Registry, whose connections and calls are bounded.
+func newRegistrationServer(r *Registry) *registrationServer {
 	calls := newTurns(maxRegistering, maxRegisteringOf)
-	return &registrationServer{
-		Server: grpc.NewServer(append(options,
+	s := &registrationServer{
+		Server: grpc.NewServer(
+			grpc.MaxRecvMsgSize(maxRegisterBytes),
+			grpc.ConnectionTimeout(r.registerTimeout),
+			grpc.WaitForHandlers(true),
 			grpc.Creds(peercreds.New(identifyCaller)),
 			grpc.UnaryInterceptor(func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 				done, err := calls.take(ctx, peercreds.Of[caller](ctx).client)
@@ -61,9 +65,11 @@ func newRegistrationServer(options ...grpc.ServerOption) *registrationServer {
 			grpc.KeepaliveParams(keepalive.ServerParameters{
 				MaxConnectionIdle: callerIdle, MaxConnectionAge: callerAge, MaxConnectionAgeGrace: callerGrace,
 			}),
-		)...),
+		),
 		limiter: connlimit.New(callerLimits, clientOf),
 	}
+	pluginapi.RegisterRegistrationServer(s, &server{registry: r})
+	return s
 }
 
 // Serve serves the connections of a listener in turn.

@@ -143,7 +143,7 @@ func New(cfg Config) *Registry {
 	}
 	r.common = newDirectory(r, common)
 	r.saver = newSaver(cfg.Store, cfg.Log, r.record)
-	r.server = newServer(r)
+	r.server = newRegistrationServer(r)
 	shared := r.sharedSockets(cfg.Known)
 	for _, k := range cfg.Known {
 		r.saver.remember(k)

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -33,16 +32,6 @@ const (
 type server struct {
 	pluginapi.UnimplementedRegistrationServer
 	registry *Registry
-}
-
-func newServer(r *Registry) *registrationServer {
-	s := newRegistrationServer(
-		grpc.MaxRecvMsgSize(maxRegisterBytes),
-		grpc.ConnectionTimeout(r.registerTimeout),
-		grpc.WaitForHandlers(true),
-	)
-	pluginapi.RegisterRegistrationServer(s, &server{registry: r})
-	return s
 }
 
 // Register registers a plugin. It returns when the registration is accepted; the plugin's stream is opened afterwards.
