@@ -143,17 +143,11 @@ func nodeOf(info fs.FileInfo) (node, bool) {
 	return n, true
 }
 
-// makeSource creates a directory and its parents, accessible for all users whatever the umask is.
-func makeSource(dir string) error {
-	_, err := shareddir.Make(dir, 0o755)
-	return err
-}
-
 // sourceAt resolves a mount source. It creates a missing source as a directory, as containerd does for the kubelet's answer.
 func sourceAt(hostPath string) (string, error) {
 	path, err := existing(hostPath)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err := makeSource(hostPath); err != nil {
+		if _, err := shareddir.Make(hostPath, 0o755); err != nil { // for all users, whatever the umask is
 			return "", missing("mount source", hostPath, err)
 		}
 		return existing(hostPath)

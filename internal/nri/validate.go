@@ -1,7 +1,6 @@
 package nri
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -95,7 +94,7 @@ func changed[T proto.Message](ours, all []T, key func(T) string) (keys []string)
 			keys = append(keys, key(one))
 		}
 	}
-	slices.SortFunc(keys, cmp.Compare)
+	slices.Sort(keys)
 	return keys
 }
 
