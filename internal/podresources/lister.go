@@ -3,6 +3,7 @@ package podresources
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -148,12 +149,9 @@ func (s *Server) waitForAllocations(ctx context.Context) {
 }
 
 func (s *Server) allocating() bool {
-	for _, p := range s.cfg.Allocator.Snapshot().Pods {
-		if p.Incomplete && p.Wait.Reason == device.Allocating {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.cfg.Allocator.Snapshot().Pods, func(p device.PodStatus) bool {
+		return p.Incomplete && p.Wait.Reason == device.Allocating
+	})
 }
 
 // activeEntries returns the entries of the active pods.
