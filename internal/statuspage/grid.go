@@ -146,7 +146,8 @@ func resourceOf(r *adminv1.Resource, devices listing, now time.Time) resource {
 		}
 	}
 	places := map[string]int{}
-	for _, d := range byPlace(devices.shown) {
+	byPlace := func(a, b *adminv1.Device) int { return comparePlaces(a.NumaNodes, b.NumaNodes) }
+	for _, d := range slices.SortedStableFunc(slices.Values(devices.shown), byPlace) {
 		at := place(d.NumaNodes)
 		i, there := places[at]
 		if !there {
@@ -165,13 +166,6 @@ func resourceOf(r *adminv1.Resource, devices listing, now time.Time) resource {
 // ordinary reports whether a device is free or assigned, and has no note.
 func ordinary(d *adminv1.Device) bool {
 	return (d.State == "free" || d.State == "assigned") && d.Healthy && d.Listed && d.Cordon == nil && d.Failures == 0
-}
-
-// byPlace sorts stably by place.
-func byPlace(devices []*adminv1.Device) []*adminv1.Device {
-	devices = slices.Clone(devices)
-	slices.SortStableFunc(devices, func(a, b *adminv1.Device) int { return comparePlaces(a.NumaNodes, b.NumaNodes) })
-	return devices
 }
 
 // comparePlaces compares NUMA nodes of devices; those without a place come last.
