@@ -2,7 +2,6 @@ package cli
 
 import (
 	"cmp"
-	"fmt"
 	"io"
 	"time"
 
@@ -43,8 +42,5 @@ func showAssignments(to io.Writer, answer *adminv1.ListAssignmentsResponse, _ ti
 		}
 		t.Row(a.Namespace+"/"+a.Pod, a.Container, a.ResourceName, table.IDs(a.DeviceIds), cmp.Or(note, "-"))
 	}
-	t.Flush()
-	if len(answer.Assignments) == 0 {
-		fmt.Fprintln(to, "No container has devices.")
-	}
+	t.FlushOr("No container has devices.")
 }

@@ -40,10 +40,7 @@ func showDevices[A interface{ GetDevices() []*adminv1.Device }](to io.Writer, an
 	for _, d := range answer.GetDevices() {
 		t.Row(d.ResourceName, shown(d.Id), d.State, cmp.Or(numbers(d.NumaNodes), "-"), holders(d), cmp.Or(strings.Join(notes(d, now), "; "), "-"))
 	}
-	t.Flush()
-	if len(answer.GetDevices()) == 0 {
-		fmt.Fprintln(to, "There are no devices.")
-	}
+	t.FlushOr("There are no devices.")
 }
 
 // refusals returns how often a device has been refused.

@@ -108,10 +108,7 @@ func showActions(to io.Writer, actions []*adminv1.Action, userName func(uid uint
 		}
 		t.Row(moment(a.At, false), a.Verb, subjects(a), login, user, process, result, cmp.Or(a.Reason, "-"))
 	}
-	t.Flush()
-	if len(actions) == 0 {
-		fmt.Fprintln(to, "No such action is recorded.")
-	}
+	t.FlushOr("No such action is recorded.")
 }
 
 // subjects formats the subjects of an action as one cell. Their names are quoted already.
@@ -146,10 +143,7 @@ func showHistory(to io.Writer, answer *adminv1.ListHistoryResponse, now time.Tim
 		}
 		t.Row(moment(s.From, s.FromApproximate), until, held, s.Namespace+"/"+s.Pod, s.Container, s.ResourceName, table.IDs(s.DeviceIds))
 	}
-	t.Flush()
-	if len(answer.Spans) == 0 {
-		fmt.Fprintln(to, "No matching entries.")
-	}
+	t.FlushOr("No matching entries.")
 }
 
 // moment formats a time. With latest, the event happened at that time at the latest.

@@ -31,10 +31,7 @@ func showPlugins(to io.Writer, answer *adminv1.ListPluginsResponse, now time.Tim
 	for _, p := range answer.Plugins {
 		t.Row(p.ResourceName, p.State, ago(p.Since, now), podName(p.Pod), sockets(p), fmt.Sprint(p.Devices), fmt.Sprint(p.Healthy), yes(p.PreStart), yes(p.Prefers), lastError(p, now))
 	}
-	t.Flush()
-	if len(answer.Plugins) == 0 {
-		fmt.Fprintln(to, "No device plugin has registered.")
-	}
+	t.FlushOr("No device plugin has registered.")
 	showNotRedirected(to, answer.NotRedirected)
 }
 

@@ -38,6 +38,14 @@ func (t *Table) Row(cells ...string) {
 // Flush prints the table.
 func (t *Table) Flush() { t.to.Flush() }
 
+// FlushOr prints the table, or a text if it has no rows.
+func (t *Table) FlushOr(text string) {
+	if t.heads != nil {
+		fmt.Fprintln(t.to, text)
+	}
+	t.to.Flush()
+}
+
 // End prints the table, and an empty line after it.
 func (t *Table) End() {
 	if t.heads == nil {
