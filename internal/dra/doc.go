@@ -67,10 +67,4 @@
 //
 // An API server without the feature DRADeviceTaints drops taints. The publisher notices when it first writes one: for that moment the slice
 // shows a device that no pod may be assigned. From then on such devices are left out, unless a pod with a claim has them.
-//
-// # Counted or offered
-//
-// A resource is in one of two places. The Node's value goes once the API server would accept a slice, which the publisher tries by a dry run, and
-// the first slice appears once the Node shows no value. A value of 0 would not do: a kubelet that restarts fails the pods that count against it.
-// Slices that are there stay where another writer puts a value back.
 package dra

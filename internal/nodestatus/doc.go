@@ -34,10 +34,6 @@
 // by it. The value after that second counts the pods that were bound meanwhile. When the publisher ends, it cuts that second
 // short.
 //
-// A resource that was offered through ResourceSlices appears when its slices have left (Slices.Sliced): until then the scheduler may choose its
-// devices for claims, which no value of the Node counts. A resource that devmgrd itself has taken off the Node for a second comes back without
-// that wait.
-//
 // # The order of events
 //
 //	publisher.go    asks the View and the Node, writes patches, waits for changes
@@ -61,11 +57,6 @@
 // more, less or none. An event of the watch may be older than the answer to a patch; the publisher ignores such an event,
 // because it would patch once more for each event on its way. It always believes a full list: a stale one costs at most a
 // patch that changes nothing.
-//
-// # The kubelet's directory
-//
-// The publisher keeps a file devmgrd.txt in the kubelet's plugin directory. A kubelet that finds the directory empty when it registers its node, with a
-// runtime that is late, sets all extended resources to zero (kubernetes/kubernetes issue 126943).
 //
 // # Limits of the package
 //

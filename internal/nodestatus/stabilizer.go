@@ -21,12 +21,9 @@ const (
 	betweenFalls = 10 * time.Second
 )
 
-// A stabilizer decides the published value of one resource. It works like the stabilization window of a
-// HorizontalPodAutoscaler: a rise counts at once, and a fall leads to the highest value wanted within the window. The window
-// grows beyond falls that a rise soon reverts, so a device that flaps with any period up to longest costs few falls.
-//
-// Two falls are certain, and the window does not delay them: cordoned devices are added before and subtracted after, so that a cordon lowers the number at once, and the number of a resource
-// whose plugin counts as lost falls at once, every betweenFalls at most.
+// A stabilizer decides the published value of one resource: see the package's comment. It works like the stabilization window of a
+// HorizontalPodAutoscaler, which grows here so that a device that flaps with any period up to longest costs few falls. Cordoned devices are added before and
+// subtracted after, so that a cordon lowers the number at once.
 //
 // A stabilizer reads no clock: its caller passes the time, which never runs backwards.
 type stabilizer struct {
