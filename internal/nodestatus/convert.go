@@ -74,12 +74,18 @@ func extended(list corev1.ResourceList) map[device.ResourceName]int {
 // differences returns the entries of want that the Node does not show, as capacity and as allocatable.
 func (s nodeState) differences(want map[device.ResourceName]int) map[device.ResourceName]int {
 	diff := maps.Clone(want)
-	maps.DeleteFunc(diff, func(r device.ResourceName, n int) bool {
-		capacity, ok := s.capacity[r]
-		allocatable, also := s.allocatable[r]
-		return ok && also && capacity == n && allocatable == n
-	})
+	maps.DeleteFunc(diff, func(r device.ResourceName, n int) bool { return s.is(r, &n) })
 	return diff
+}
+
+// is reports whether the Node shows n of a resource, as capacity and as allocatable; nil: whether it shows neither.
+func (s nodeState) is(r device.ResourceName, n *int) bool {
+	if n == nil {
+		return !s.shows(r)
+	}
+	capacity, shown := s.capacity[r]
+	allocatable, also := s.allocatable[r]
+	return shown && also && capacity == *n && allocatable == *n
 }
 
 // quantities are the values that a patch sets; nil: the patch removes the resource from the Node.
@@ -126,7 +132,7 @@ func (s nodeState) shown(of []device.ResourceName) (all []device.ResourceName) {
 // overwritten returns, in order, the resources for which the Node does not show the values of devmgrd's patches.
 func (s nodeState) overwritten(ours quantities) (all []device.ResourceName) {
 	for r, n := range ours {
-		if s.lacks(quantities{r: n}) > 0 {
+		if !s.is(r, n) {
 			all = append(all, r)
 		}
 	}
@@ -137,9 +143,7 @@ func (s nodeState) overwritten(ours quantities) (all []device.ResourceName) {
 // lacks returns the number of wanted values that the Node does not show.
 func (s nodeState) lacks(want quantities) (left int) {
 	for r, n := range want {
-		capacity, shown := s.capacity[r]
-		allocatable, also := s.allocatable[r]
-		if n == nil && (shown || also) || n != nil && (!shown || !also || capacity != *n || allocatable != *n) {
+		if !s.is(r, n) {
 			left++
 		}
 	}
