@@ -124,6 +124,3 @@ func (p *Page) page(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Length", strconv.Itoa(len(l.body)))
 	_, _ = w.Write(l.body) // on an error the client has gone
 }
-
-// now returns the time of a rendering; the page's script counts from it.
-func now() time.Time { return time.Now().UTC() }

@@ -67,7 +67,7 @@ func (p *Page) make(ctx context.Context, done chan struct{}) (l *rendering, err 
 	if err != nil {
 		return nil, err
 	}
-	m := modelOf(a, now())
+	m := modelOf(a, time.Now().UTC())
 	text, err := json.Marshal(m)
 	if err != nil {
 		return nil, fmt.Errorf("describing the page: %w", err)
