@@ -18,6 +18,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/cli/internal/preflight"
 	"github.com/devmgrd/devmgrd/internal/cli/internal/table"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/nri"
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
@@ -80,7 +81,7 @@ var (
 		Root: true, ConfigFile: "/etc/devmgrd/config.yaml", State: preflight.State{Dir: "/var/lib/devmgrd"},
 		Sockets:    []preflight.Socket{{Key: "plugins.socketDir", At: "/run/devmgrd/device-plugins/kubelet.sock", Init: true}, {Key: "admin.socket", At: "/run/devmgrd/admin.sock"}},
 		Runtime:    preflight.Runtime{Socket: "/run/containerd/containerd.sock", Name: "containerd", Version: "v2.4.2", CgroupDriver: "systemd", OCI: "runc", Systemd: true, UserNamespaces: true, Containers: make([]preflight.Size, 23)},
-		NRI:        preflight.NRI{Socket: "/var/run/nri/nri.sock", Runtime: "containerd", Version: "v2.4.2", RequestTimeout: 2 * time.Second, CDI: true, Rules: true, Args: true, Validates: true},
+		NRI:        preflight.NRI{Socket: "/var/run/nri/nri.sock", Greeting: nri.Greeting{Runtime: "containerd", Version: "v2.4.2", RequestTimeout: 2 * time.Second, CDI: true, Rules: true, Args: true, Validates: true}},
 		Containerd: preflight.Containerd{File: "/etc/containerd/config.toml"}, Kubelet: preflight.Kubelet{Devices: map[device.ResourceName]int{"vendor.example/gpu": 8}},
 		API:        &preflight.API{NodeName: "worker-7", Node: true},
 		Checkpoint: preflight.Checkpoint{Path: "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", Resources: []device.ResourceName{"vendor.example/gpu", "vendor.example/old"}},

@@ -1,8 +1,6 @@
 package nri
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -38,10 +36,6 @@ func newMetrics(to prometheus.Registerer, connected func() bool, notRedirected f
 		return 0
 	}))
 	return m
-}
-
-func (m *metrics) hook(event string, start time.Time) {
-	m.hooks.WithLabelValues(event).Observe(time.Since(start).Seconds())
 }
 
 func (m *metrics) refused(reason device.Reason) {

@@ -121,7 +121,7 @@ func (p *plugin) hook(event string) (end func()) {
 	began, ended := time.Now(), p.hooks.begin(event)
 	return func() {
 		ended()
-		p.metrics.hook(event, began)
+		p.metrics.hooks.WithLabelValues(event).Observe(time.Since(began).Seconds())
 	}
 }
 

@@ -16,8 +16,7 @@ import (
 // A Greeting is how the runtime introduces itself to an NRI plugin.
 type Greeting struct {
 	Runtime, Version string
-	// RegistrationTimeout bounds the registration of a plugin, RequestTimeout each answer.
-	RegistrationTimeout, RequestTimeout time.Duration
+	RequestTimeout   time.Duration // of each answer; 0: not reported
 	// CDI: it injects CDI devices. Rules: it supports rules of the devices cgroup. Args: it replaces command lines.
 	// Validates: it has validators.
 	CDI, Rules, Args, Validates bool
@@ -48,7 +47,7 @@ func Probe(ctx context.Context, socket string) (Greeting, error) {
 	}
 	can := featuresOf(who.name, who.version)
 	return Greeting{
-		Runtime: who.name, Version: who.version, RegistrationTimeout: s.RegistrationTimeout(), RequestTimeout: s.RequestTimeout(),
+		Runtime: who.name, Version: who.version, RequestTimeout: s.RequestTimeout(),
 		CDI: can.cdi, Rules: can.rules, Args: can.args, Validates: can.validates,
 	}, nil
 }

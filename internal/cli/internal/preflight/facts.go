@@ -6,6 +6,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/cri"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/nri"
 	"github.com/devmgrd/devmgrd/internal/pods"
 )
 
@@ -103,12 +104,10 @@ type Size struct {
 
 // NRI is the runtime's description of itself to an NRI plugin.
 type NRI struct {
-	Socket                      string
-	Missing                     bool // no process listens there
-	Runtime, Version            string
-	RequestTimeout              time.Duration // 0: not reported
-	CDI, Rules, Args, Validates bool          // its features
-	Err                         error
+	Socket  string
+	Missing bool // no process listens there
+	nri.Greeting
+	Err error
 }
 
 // Containerd is containerd's configuration of NRI. Values that are not set are nil, or empty.

@@ -241,10 +241,7 @@ func (l gatherer) nri() NRI {
 		}
 		missing = errors.Is(none, fs.ErrNotExist) || errors.Is(none, syscall.ECONNREFUSED) // a socket without a listener
 	}
-	return NRI{
-		Socket: at, Missing: missing, Err: err,
-		Runtime: greeting.Runtime, Version: greeting.Version, RequestTimeout: greeting.RequestTimeout, CDI: greeting.CDI, Rules: greeting.Rules, Args: greeting.Args, Validates: greeting.Validates,
-	}
+	return NRI{Socket: at, Missing: missing, Greeting: greeting, Err: err}
 }
 
 func (l gatherer) openers() *Openers {

@@ -10,6 +10,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/cli/internal/preflight"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/nri"
 )
 
 const gpu device.ResourceName = "vendor.example/gpu"
@@ -23,7 +24,7 @@ func fit() preflight.Facts {
 		State:      preflight.State{Dir: "/var/lib/devmgrd", Version: 2, Pods: 3},
 		Sockets:    []preflight.Socket{{Key: "admin.socket", At: "/run/devmgrd/admin.sock"}},
 		Runtime:    preflight.Runtime{Socket: "/run/containerd/containerd.sock", Name: "containerd", Version: "v2.4.2", CgroupDriver: "systemd", OCI: "runc", Systemd: true, UserNamespaces: true, Started: time.Unix(2000, 0)},
-		NRI:        preflight.NRI{Socket: "/var/run/nri/nri.sock", Runtime: "containerd", Version: "v2.4.2", RequestTimeout: 10 * time.Second, CDI: true, Rules: true, Args: true, Validates: true},
+		NRI:        preflight.NRI{Socket: "/var/run/nri/nri.sock", Greeting: nri.Greeting{Runtime: "containerd", Version: "v2.4.2", RequestTimeout: 10 * time.Second, CDI: true, Rules: true, Args: true, Validates: true}},
 		Containerd: preflight.Containerd{File: "/etc/containerd/config.toml", Changed: time.Unix(1000, 0), RequestTimeout: "10s", Validator: &on},
 		Host:       preflight.Host{Systemd: true, Unified: true},
 		API:        &preflight.API{NodeName: "n", Node: true, Rights: []kube.Right{{What: "list pods"}}},
@@ -377,7 +378,7 @@ func TestAdvice_K3s_IsItsTemplate(t *testing.T) {
 func TestAdvice_CRIO_IsNamed(t *testing.T) {
 	f := fit()
 	f.Runtime = preflight.Runtime{Socket: "/run/crio/crio.sock", Err: errors.New("x")}
-	f.NRI = preflight.NRI{Runtime: "cri-o", Version: "1.33.13", RequestTimeout: 10 * time.Second}
+	f.NRI = preflight.NRI{Greeting: nri.Greeting{Runtime: "cri-o", Version: "1.33.13", RequestTimeout: 10 * time.Second}}
 	var text strings.Builder
 	for _, one := range preflight.Judge(f) {
 		fmt.Fprintln(&text, one.Remedy)
