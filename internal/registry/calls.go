@@ -21,7 +21,7 @@ func (r *Registry) Allocate(ctx context.Context, pod device.Pod, c device.Contai
 	err := r.do(ctx, call, func(ctx context.Context, s *session) error {
 		began := time.Now()
 		answer, err := s.client.Allocate(identify(ctx, pod, c), allocateRequest(ids), grpc.MaxCallRecvMsgSize(maxAnswer))
-		r.metrics.allocated(resource, began)
+		r.metrics.allocate.WithLabelValues(string(resource)).Observe(time.Since(began).Seconds())
 		if err != nil {
 			return err
 		}

@@ -1,8 +1,6 @@
 package registry
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -55,10 +53,6 @@ func (m *metrics) setUp(resource device.ResourceName, up bool) {
 func (m *metrics) setPod(resource device.ResourceName, p device.PluginPod) {
 	m.info.DeletePartialMatch(prometheus.Labels{"resource_name": string(resource)})
 	m.info.WithLabelValues(string(resource), p.Namespace, p.Name, p.ServiceAccount).Set(1)
-}
-
-func (m *metrics) allocated(resource device.ResourceName, began time.Time) {
-	m.allocate.WithLabelValues(string(resource)).Observe(time.Since(began).Seconds())
 }
 
 func (m *metrics) forget(resource device.ResourceName) {
