@@ -8,6 +8,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -92,7 +93,9 @@ func NewSlices(nodeName string, client rest.Interface, log *slog.Logger) *Slices
 			resourceapi.ResourceSliceSelectorNodeName: nodeName,
 			resourceapi.ResourceSliceSelectorDriver:   Driver,
 		}),
-		New:   newObjects,
+		New: func() (object, list runtime.Object) {
+			return &resourceapi.ResourceSlice{}, &resourceapi.ResourceSliceList{}
+		},
 		Store: s,
 		Log:   log,
 	})}

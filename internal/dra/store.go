@@ -6,7 +6,6 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
@@ -161,9 +160,4 @@ func (s *store) Bookmark(version string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.slices.Passed(kube.ParseVersion(version))
-}
-
-// newObjects returns the objects into which the watch decodes.
-func newObjects() (object, list runtime.Object) {
-	return &resourceapi.ResourceSlice{}, &resourceapi.ResourceSliceList{}
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -31,11 +30,7 @@ type nodeState struct {
 }
 
 // nodeStateOf reads a Node from the watch or from a patch's answer.
-func nodeStateOf(obj any) (nodeState, bool) {
-	n, ok := obj.(*corev1.Node)
-	if !ok {
-		return nodeState{}, false
-	}
+func nodeStateOf(n *corev1.Node) nodeState {
 	var cordons *string
 	if text, declared := n.Annotations[device.CordonAnnotation]; declared {
 		cordons = &text
@@ -44,7 +39,7 @@ func nodeStateOf(obj any) (nodeState, bool) {
 		there: true, name: n.Name, uid: n.UID, version: kube.ParseVersion(n.ResourceVersion),
 		capacity: extended(n.Status.Capacity), allocatable: extended(n.Status.Allocatable),
 		conditions: conditionsOf(n), cordons: cordons, written: lastWrite(n),
-	}, true
+	}
 }
 
 // lastWrite returns when a client has last changed which fields of the Node it manages.
@@ -165,17 +160,3 @@ func patch(next quantities) ([]byte, error) {
 	}
 	return body, nil
 }
-
-// nodeStatesOf returns the states of the Nodes of a list.
-func nodeStatesOf(list runtime.Object) (all []nodeState) {
-	nodes, _ := list.(*corev1.NodeList)
-	for i := range nodes.Items {
-		if n, ok := nodeStateOf(&nodes.Items[i]); ok {
-			all = append(all, n)
-		}
-	}
-	return all
-}
-
-// newObjects returns the objects into which the watch decodes.
-func newObjects() (object, list runtime.Object) { return &corev1.Node{}, &corev1.NodeList{} }

@@ -12,12 +12,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
-
-	"golang.org/x/time/rate"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
@@ -143,7 +144,7 @@ func New(cfg Config) *Publisher {
 			Client:   cfg.Client,
 			Resource: "nodes",
 			Selector: fields.OneTermEqualSelector("metadata.name", cfg.NodeName),
-			New:      newObjects,
+			New:      func() (object, list runtime.Object) { return &corev1.Node{}, &corev1.NodeList{} },
 			Store:    s,
 			Log:      cfg.Log,
 		}),
@@ -406,12 +407,12 @@ func (p *Publisher) write(ctx context.Context, next quantities) error {
 func (p *Publisher) look(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
 	defer cancel()
-	_, list := newObjects()
-	if err := p.cfg.Client.Get().Resource("nodes").Param("fieldSelector", "metadata.name="+p.cfg.NodeName).Do(ctx).Into(list); err != nil {
+	var list corev1.NodeList
+	if err := p.cfg.Client.Get().Resource("nodes").Param("fieldSelector", "metadata.name="+p.cfg.NodeName).Do(ctx).Into(&list); err != nil {
 		return fmt.Errorf("reading node %s: %w", p.cfg.NodeName, err)
 	}
-	for _, seen := range nodeStatesOf(list) {
-		p.store.observe(seen)
+	for i := range list.Items {
+		p.store.observe(nodeStateOf(&list.Items[i]))
 	}
 	return nil
 }
@@ -420,7 +421,7 @@ func (p *Publisher) look(ctx context.Context) error {
 func (p *Publisher) send(ctx context.Context, part string, kind types.PatchType, body []byte, next quantities) error {
 	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
 	defer cancel()
-	node, _ := newObjects()
+	node := &corev1.Node{}
 	err := p.cfg.Client.Patch(kind).Resource("nodes").Name(p.cfg.NodeName).SubResource("status").
 		Body(body).Do(ctx).Into(node)
 	p.metrics.patch(part, err)
@@ -430,10 +431,7 @@ func (p *Publisher) send(ctx context.Context, part string, kind types.PatchType,
 	case err != nil:
 		return fmt.Errorf("patching the status of node %s: %w", p.cfg.NodeName, err)
 	}
-	seen, ok := nodeStateOf(node)
-	if !ok {
-		return fmt.Errorf("patching the status of node %s: the answer is not a Node", p.cfg.NodeName)
-	}
+	seen := nodeStateOf(node)
 	if left := seen.lacks(next); left > 0 {
 		return fmt.Errorf("patching the status of node %s: the API server accepted the patch and left %d quantities unchanged", p.cfg.NodeName, left)
 	}

@@ -1,6 +1,8 @@
 package nodestatus
 
 import (
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
@@ -57,20 +59,20 @@ func (s *store) observe(n nodeState) {
 
 // Update receives a change from the watch.
 func (s *store) Update(obj any) {
-	if n, ok := nodeStateOf(obj); ok {
+	if n, ok := obj.(*corev1.Node); ok {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.nodes.Seen(n.name, n.version, n)
+		s.nodes.Seen(n.Name, kube.ParseVersion(n.ResourceVersion), nodeStateOf(n))
 		s.signalLocked()
 	}
 }
 
 // Delete receives the deletion of the Node from the watch.
 func (s *store) Delete(obj any) {
-	if n, ok := nodeStateOf(obj); ok {
+	if n, ok := obj.(*corev1.Node); ok {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.nodes.Deleted(n.name, n.version)
+		s.nodes.Deleted(n.Name, kube.ParseVersion(n.ResourceVersion))
 		s.signalLocked()
 	}
 }
@@ -81,8 +83,8 @@ func (s *store) Replace(list []any, version string) {
 	defer s.mu.Unlock()
 	s.nodes.Replace(kube.ParseVersion(version))
 	for _, obj := range list {
-		if n, ok := nodeStateOf(obj); ok {
-			s.nodes.Listed(n.name, n.version, n)
+		if n, ok := obj.(*corev1.Node); ok {
+			s.nodes.Listed(n.Name, kube.ParseVersion(n.ResourceVersion), nodeStateOf(n))
 		}
 	}
 	s.listed = true

@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -384,9 +383,6 @@ func references(c *corev1.Container, defined []string, room *room) (names []stri
 	slices.Sort(names)
 	return names
 }
-
-// newObjects returns the objects into which the watch decodes.
-func newObjects() (object, list runtime.Object) { return &corev1.Pod{}, &corev1.PodList{} }
 
 // ignored are the extended resources that no device plugin serves: names, or "domain/*".
 type ignored map[string]bool

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -77,7 +78,7 @@ func New(cfg Config) *Pods {
 			Client:   cfg.Client,
 			Resource: "pods",
 			Selector: fields.OneTermEqualSelector("spec.nodeName", cfg.NodeName),
-			New:      newObjects,
+			New:      func() (object, list runtime.Object) { return &corev1.Pod{}, &corev1.PodList{} },
 			Trim:     s.reader.trim,
 			Store:    s,
 			Log:      cfg.Log,
