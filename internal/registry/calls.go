@@ -9,18 +9,21 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // Allocate calls Allocate of the resource's plugin for the container, and returns its answer, checked.
 // The error is a *device.Refusal, or ctx's if that has ended.
 func (r *Registry) Allocate(ctx context.Context, pod device.Pod, c device.Container, resource device.ResourceName, ids []device.ID) (device.Grant, error) {
 	var given device.Grant
+	request := &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: lists.Strings(ids)}}}
 	call := call{name: "Allocate", resource: resource, timeout: r.cfg.AllocateTimeout, failure: device.PluginError}
 	err := r.do(ctx, call, func(ctx context.Context, s *session) error {
 		began := time.Now()
-		answer, err := s.client.Allocate(identify(ctx, pod, c), allocateRequest(ids), grpc.MaxCallRecvMsgSize(maxAnswer))
+		answer, err := s.client.Allocate(identify(ctx, pod, c), request, grpc.MaxCallRecvMsgSize(maxAnswer))
 		r.metrics.allocate.WithLabelValues(string(resource)).Observe(time.Since(began).Seconds())
 		if err != nil {
 			return err
@@ -45,7 +48,7 @@ func (r *Registry) Allocate(ctx context.Context, pod device.Pod, c device.Contai
 func (r *Registry) PreStart(ctx context.Context, pod device.Pod, c device.Container, resource device.ResourceName, ids []device.ID) error {
 	call := call{name: "PreStartContainer", resource: resource, timeout: r.cfg.PreStartTimeout, failure: device.PreStartFailed}
 	return r.do(ctx, call, func(ctx context.Context, s *session) error {
-		_, err := s.client.PreStartContainer(identify(ctx, pod, c), preStartRequest(ids))
+		_, err := s.client.PreStartContainer(identify(ctx, pod, c), &pluginapi.PreStartContainerRequest{DevicesIds: lists.Strings(ids)})
 		return err
 	})
 }

@@ -17,16 +17,6 @@ import (
 // maxError bounds a plugin's error in a message, in bytes.
 const maxError = 500
 
-func allocateRequest(ids []device.ID) *pluginapi.AllocateRequest {
-	return &pluginapi.AllocateRequest{
-		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: lists.Strings(ids)}},
-	}
-}
-
-func preStartRequest(ids []device.ID) *pluginapi.PreStartContainerRequest {
-	return &pluginapi.PreStartContainerRequest{DevicesIds: lists.Strings(ids)}
-}
-
 func preferredRequest(available, must []device.ID, size int) *pluginapi.PreferredAllocationRequest {
 	return &pluginapi.PreferredAllocationRequest{
 		ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
