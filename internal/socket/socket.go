@@ -128,7 +128,7 @@ func listen(d *shareddir.Dir, name string, mode fs.FileMode) (_ *net.UnixListene
 	if err := Reaches(e, l); err != nil {
 		return nil, nil, &exchangedError{e.Path(), err}
 	}
-	if err := forget(l); err != nil {
+	if err := accept(l, selfLimit); err != nil { // Reaches' connection, which is the first unless a process has dialled the draft
 		return nil, nil, err
 	}
 	if err := e.Chmod(mode); err != nil {
@@ -195,9 +195,6 @@ func Reaches(e *shareddir.Entry, l *net.UnixListener) error {
 	}
 	return nil
 }
-
-// forget removes Reaches' connection from the queue, where it is the first unless a process has dialled the draft.
-func forget(l *net.UnixListener) error { return accept(l, selfLimit) }
 
 // accept accepts and closes the first connection in the queue.
 func accept(l *net.UnixListener, limit time.Duration) error {
