@@ -2,6 +2,7 @@ package podresources
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -65,7 +66,7 @@ type Server struct {
 	kubelet *kubelet // nil: no kubelet
 	entries entryCache[*v1.PodResources]
 	alpha   entryCache[*v1alpha1.PodResources]
-	epoch   string // of this process; revisions of other processes are unknown
+	epoch   string // of this process, in whose revisions clients resume; those of other processes are unknown
 
 	clients   *clients
 	readLimit time.Duration // tests change it
@@ -100,7 +101,7 @@ func New(c Config) *Server {
 		metrics: newMetrics(c.Metrics),
 		entries: entryCache[*v1.PodResources]{encode: entry},
 		alpha:   entryCache[*v1alpha1.PodResources]{encode: alphaEntry},
-		epoch:   newEpoch(),
+		epoch:   rand.Text()[:8],
 
 		clients:   newClients(c.Log),
 		readLimit: readLimit,

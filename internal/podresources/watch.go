@@ -1,7 +1,6 @@
 package podresources
 
 import (
-	"crypto/rand"
 	"fmt"
 	"iter"
 	"strconv"
@@ -37,9 +36,6 @@ type watcher struct {
 	podresourcesv1.UnimplementedPodResourcesServiceServer
 	*Server
 }
-
-// newEpoch returns a name for this process, in whose revisions clients resume.
-func newEpoch() string { return rand.Text()[:8] }
 
 // resume returns the resume point after a revision.
 func (s *Server) resume(revision uint64) string { return fmt.Sprintf("%s-%d", s.epoch, revision) }
