@@ -90,7 +90,7 @@ func (f *Files) SetHook(now Hook, runtime int32) {
 	f.runtime = newRuntime(now, runtime)
 	if f.hook != now {
 		f.hook, f.stale = now, true
-		f.wake()
+		loops.Signal(f.kick)
 	}
 }
 
@@ -177,7 +177,7 @@ func (f *Files) Outdated(c device.Container) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.outdated[c] = true
-	f.wake()
+	loops.Signal(f.kick)
 }
 
 // Used has files written again whose device nodes the runtime remembers.
@@ -187,10 +187,6 @@ func (f *Files) Used(all ...device.ClaimRequest) {
 	for _, of := range all {
 		f.used[of] = true
 	}
-	f.wake()
-}
-
-func (f *Files) wake() {
 	loops.Signal(f.kick)
 }
 
@@ -310,14 +306,12 @@ func (f *Files) answer(c Claim) (all [][]string) {
 // replace writes a file, unless it is there. One that says something else becomes a guard.
 func (f *Files) replace(next *File) error {
 	if before, there := f.File(next.Request); there {
-		same := slices.Equal(before.names, next.names)
-		switch {
-		case same && (before.Guard || !next.Guard && before.Grant.Equal(next.Grant)):
+		if slices.Equal(before.names, next.names) && (before.Guard || !next.Guard && before.Grant.Equal(next.Grant)) {
 			next = &before
 			if f.written(next) {
 				return nil
 			}
-		default:
+		} else {
 			next.Guard, next.Grant = true, Grant{Names: before.Grant.Names}
 		}
 	}
@@ -499,7 +493,7 @@ func (f *Files) put(one *File) error {
 		delete(f.all, one.Request)
 	default:
 		f.unwritten[one.Request] = err
-		f.wake()
+		loops.Signal(f.kick)
 	}
 	return err
 }

@@ -20,7 +20,18 @@ func DeviceName(of device.ClaimRequest, name string) string {
 }
 
 func deviceName(of device.ClaimRequest, name string) string {
-	return string(of.Claim) + separator + of.Request + separator + name
+	return joined(of) + separator + name
+}
+
+// joined returns what stands for a request in names.
+func joined(of device.ClaimRequest) string { return string(of.Claim) + separator + of.Request }
+
+// between returns the request that stands between the two ends of a name; false: it is no such name.
+func between(prefix, name, suffix string) (device.ClaimRequest, bool) {
+	name, begins := strings.CutPrefix(name, prefix)
+	name, ends := strings.CutSuffix(name, suffix)
+	claim, request, whole := strings.Cut(name, separator)
+	return device.ClaimRequest{Claim: device.ClaimUID(claim), Request: request}, begins && ends && whole
 }
 
 // Request returns the request of a CDI device; false: it is not a device of a claim.
@@ -34,14 +45,13 @@ func Request(qualified string) (device.ClaimRequest, bool) {
 }
 
 const (
-	filePrefix = "devmgrd.io-claim_"
-	fileSuffix = ".json"
+	filePrefix     = "devmgrd.io-claim_"
+	fileSuffix     = ".json"
+	metadataSuffix = ".metadata" // runtimes read .json and .yaml
 )
 
 // fileName returns the name of a request's file.
-func fileName(of device.ClaimRequest) string {
-	return filePrefix + string(of.Claim) + separator + of.Request + fileSuffix
-}
+func fileName(of device.ClaimRequest) string { return filePrefix + joined(of) + fileSuffix }
 
 // IsFile reports whether a name is that of a file of a claim.
 func IsFile(name string) bool {
@@ -51,24 +61,15 @@ func IsFile(name string) bool {
 
 // requestOf returns the request of a file; false: it is not one of these files.
 func requestOf(file string) (device.ClaimRequest, bool) {
-	name, ours := strings.CutPrefix(file, filePrefix)
-	name, complete := strings.CutSuffix(name, fileSuffix)
-	claim, request, whole := strings.Cut(name, separator)
-	return device.ClaimRequest{Claim: device.ClaimUID(claim), Request: request}, ours && complete && whole
+	return between(filePrefix, file, fileSuffix)
 }
-
-const metadataSuffix = ".metadata" // runtimes read .json and .yaml
 
 // metadataName returns the name of the file with a request's metadata.
-func metadataName(of device.ClaimRequest) string {
-	return filePrefix + string(of.Claim) + separator + of.Request + metadataSuffix
-}
+func metadataName(of device.ClaimRequest) string { return filePrefix + joined(of) + metadataSuffix }
 
 // metadataOf returns the request of a file with metadata; false: it is not one of these files.
 func metadataOf(file string) (device.ClaimRequest, bool) {
-	name, is := strings.CutSuffix(file, metadataSuffix)
-	of, ours := requestOf(name + fileSuffix)
-	return of, is && ours
+	return between(filePrefix, file, metadataSuffix)
 }
 
 // guardDir is where the mounts of guards are in a container. The hook removes them.
@@ -78,15 +79,11 @@ const guardDir = "/.devmgrd-guard/"
 const guardSource = "/proc/0/devmgrd-is-away-and-this-container-needs-it"
 
 // GuardPath returns where the mount of a request's guard is in a container.
-func GuardPath(of device.ClaimRequest) string {
-	return guardDir + string(of.Claim) + separator + of.Request
-}
+func GuardPath(of device.ClaimRequest) string { return guardDir + joined(of) }
 
 // Guarded returns the request of a guard's mount; false: the path is none of a guard.
 func Guarded(path string) (device.ClaimRequest, bool) {
-	name, ours := strings.CutPrefix(path, guardDir)
-	claim, request, whole := strings.Cut(name, separator)
-	return device.ClaimRequest{Claim: device.ClaimUID(claim), Request: request}, ours && whole
+	return between(guardDir, path, "")
 }
 
 // checkName returns an error if a request cannot be part of a name: both parts are from the API server.
