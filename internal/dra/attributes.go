@@ -1,8 +1,6 @@
 package dra
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"os"
 	"path/filepath"
@@ -170,9 +168,8 @@ func (s *describer) nvidiaGPUs() map[string]string {
 		if err != nil {
 			continue // the driver has removed the GPU meanwhile
 		}
-		lines := bufio.NewScanner(bytes.NewReader(text))
-		for lines.Scan() {
-			if key, value, _ := strings.Cut(lines.Text(), ":"); strings.TrimSpace(key) == "GPU UUID" {
+		for line := range strings.Lines(string(text)) {
+			if key, value, _ := strings.Cut(line, ":"); strings.TrimSpace(key) == "GPU UUID" {
 				all[strings.TrimSpace(value)] = filepath.Base(filepath.Dir(file))
 			}
 		}

@@ -107,10 +107,8 @@ func New(cfg PublisherConfig) *Publisher {
 	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Slices == nil || cfg.Claimed == nil || cfg.Node == nil || cfg.NodeChanged == nil || cfg.Places == nil || cfg.NodeUID == nil || cfg.MaxDevices == 0 || cfg.Log == nil || cfg.Metrics == nil {
 		panic("dra: every field of PublisherConfig but Order, Known, TooMany, Sysfs and Procfs is required")
 	}
-	places := maps.Clone(cfg.Known)
-	if places == nil {
-		places = map[device.ResourceName]map[device.ID]int{}
-	}
+	places := map[device.ResourceName]map[device.ID]int{}
+	maps.Copy(places, cfg.Known)
 	return &Publisher{
 		cfg:       cfg,
 		slices:    cfg.Slices,

@@ -169,10 +169,8 @@ func (r *resolution) result() device.Demand {
 	for _, by := range r.requests {
 		slices.SortFunc(by, device.ClaimRequest.Compare)
 	}
-	wants := maps.Clone(r.demand.Wants)
-	if wants == nil {
-		wants = map[device.ResourceName]int{}
-	}
+	wants := map[device.ResourceName]int{}
+	maps.Copy(wants, r.demand.Wants)
 	for _, name := range slices.Sorted(maps.Keys(r.fixed)) {
 		if wants[name] > 0 { // the pod was bound while the Node showed the resource
 			r.block(device.NoClaim, "container %s requests %s, and has devices of it by a claim as well: give them to two containers", r.demand.Container.Name, name)

@@ -182,10 +182,8 @@ func place(devices []device.DeviceStatus, saved, placed map[device.ID]int) (now,
 		}
 	}
 	if len(homeless) > 0 {
-		save = maps.Clone(saved)
-		if save == nil {
-			save = map[device.ID]int{}
-		}
+		save = map[device.ID]int{}
+		maps.Copy(save, saved)
 	}
 	for _, id := range homeless {
 		k, placed := rooms.lowest(id)
@@ -261,34 +259,23 @@ func (p pools) lowest(id device.ID) (k int, placed bool) {
 // and the times of taints, which the API server fills in.
 func differs(shown, want *resourceapi.ResourceSlice) bool {
 	x, y := shown.Spec, want.Spec
-	if len(x.Devices) != len(y.Devices) {
+	if !slices.EqualFunc(x.Devices, y.Devices, alike) {
 		return true
-	}
-	for i := range x.Devices {
-		if differ(x.Devices[i], y.Devices[i]) {
-			return true
-		}
 	}
 	x.Devices, y.Devices = nil, nil
 	x.Pool.Generation, y.Pool.Generation = 0, 0
 	return !apiequality.Semantic.DeepEqual(x, y)
 }
 
-func differ(x, y resourceapi.Device) bool {
-	if len(x.Taints) != len(y.Taints) {
-		return true
-	}
-	for i, t := range x.Taints {
-		t.TimeAdded = y.Taints[i].TimeAdded
-		if t != y.Taints[i] {
-			return true
-		}
+func alike(x, y resourceapi.Device) bool {
+	if !slices.EqualFunc(x.Taints, y.Taints, func(s, t resourceapi.DeviceTaint) bool { s.TimeAdded = t.TimeAdded; return s == t }) {
+		return false
 	}
 	if !identical(x.Attributes, y.Attributes) && !maps.EqualFunc(x.Attributes, y.Attributes, equal) {
-		return true
+		return false
 	}
 	x.Taints, y.Taints, x.Attributes, y.Attributes = nil, nil, nil, nil // compared, and slow to compare by reflection
-	return !apiequality.Semantic.DeepEqual(x, y)
+	return apiequality.Semantic.DeepEqual(x, y)
 }
 
 // identical reports whether two maps are one.
