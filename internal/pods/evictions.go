@@ -41,8 +41,8 @@ type eviction struct {
 	why     string
 	still   func() bool // reports whether the cause lasts; never called under the lock
 	pause   loops.Backoff
-	due     time.Time
-	refused bool // the refusal has been logged
+	due     time.Time // of the next try; Run's goroutine alone changes it
+	refused bool      // the refusal has been logged
 }
 
 // NewEvictions returns Evictions; Run carries them out. With a nil client they are dropped.
@@ -65,14 +65,14 @@ func (e *Evictions) Evict(pod device.Pod, why string, still func() bool) {
 // Run evicts until ctx ends, one pod at a time.
 func (e *Evictions) Run(ctx context.Context) error {
 	for {
-		next, wait := e.next()
-		if next != nil && wait <= 0 {
+		next := e.next()
+		if next != nil && !next.due.After(time.Now()) {
 			e.try(ctx, next)
 			continue
 		}
 		var due <-chan time.Time
 		if next != nil {
-			due = time.After(wait)
+			due = loops.At(next.due)
 		}
 		select {
 		case <-ctx.Done():
@@ -83,8 +83,8 @@ func (e *Evictions) Run(ctx context.Context) error {
 	}
 }
 
-// next returns the eviction that is due first, and the time until then.
-func (e *Evictions) next() (first *eviction, wait time.Duration) {
+// next returns the eviction that is due first; nil: there is none.
+func (e *Evictions) next() (first *eviction) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, one := range e.pods {
@@ -92,10 +92,7 @@ func (e *Evictions) next() (first *eviction, wait time.Duration) {
 			first = one
 		}
 	}
-	if first == nil {
-		return nil, 0
-	}
-	return first, time.Until(first.due)
+	return first
 }
 
 // try requests one pod's eviction once. The eviction is done when the pod, or the pod of this UID, is gone.
