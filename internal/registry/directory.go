@@ -204,8 +204,8 @@ func (r *Registry) remove(d *directory) {
 			r.dropSocketLocked(s, podGone)
 		}
 	}
+	r.callAgainLocked() // a plugin of another pod may serve what this one did
 	r.mu.Unlock()
-	r.callAgain() // a plugin of another pod may serve what this one did
 	if err := r.tree.Remove(d.pod.UID); err != nil {
 		d.log.Warn("cannot remove directory of a plugin pod that is gone", "dir", d.sockets, "err", device.ClipTo(err.Error(), maxError))
 	} else {
@@ -340,23 +340,12 @@ func (r *Registry) directoryOf(loc location) *directory {
 	return r.own[loc.pod.UID]
 }
 
-// callAgain calls all plugins in registry directories that are not registered: one that was replaced may be needed again.
-func (r *Registry) callAgain() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.callAgainLocked()
-}
-
+// callAgainLocked calls all plugins in registry directories that are not registered: one that was replaced may be needed again.
 func (r *Registry) callAgainLocked() {
-	r.common.callAgain()
+	loops.Signal(r.common.recall)
 	for _, d := range r.own {
-		d.callAgain()
+		loops.Signal(d.recall)
 	}
-}
-
-// callAgain calls the plugins of a directory that are not registered.
-func (d *directory) callAgain() {
-	loops.Signal(d.recall)
 }
 
 // A broadcaster wakes any number of readers after a change.

@@ -216,13 +216,14 @@ func (r *Registry) withdraw(l *registration) {
 			s.countRestartLocked(l, errors.New(withdrawn))
 			level = s.levelLocked(slog.LevelWarn)
 		}
-		current = s.registration.lack == withdrawn
+		if current = s.registration.lack == withdrawn; current {
+			r.callAgainLocked() // one that was replaced by it may be in another directory
+		}
 	} else if s.reserves(l) {
 		r.endReserveLocked(s, func(other *registration) bool { return other == l })
 	}
 	r.mu.Unlock()
 	if current {
-		r.callAgain() // one that was replaced by it may be in another directory
 		l.log.Log(context.Background(), level, "plugin withdrawn; allocation paused", "grace", r.cfg.GracePeriod)
 	}
 }
