@@ -52,7 +52,7 @@ type Units interface {
 type Config struct {
 	// Command returns the command that examines a resource's devices; empty: there is none.
 	Command func(device.ResourceName) []string
-	// Plugin returns the plugin of a resource: each has its share of the commands that run at once. nil: all resources have one.
+	// Plugin returns the plugin of a resource: each has its share of the commands that run at once.
 	Plugin   func(device.ResourceName) units.Plugin
 	Interval time.Duration // from one round through the devices of a resource to the next
 	Timeout  time.Duration // of a command
@@ -145,7 +145,7 @@ func (e *Examiner) round(ctx context.Context, r device.ResourceName, argv []stri
 		delete(e.rounds, r)
 	}()
 	for _, id := range e.Devices.Examinable(r) {
-		done, err := e.turns.Take(ctx, e.plugin(r), e.Timeout)
+		done, err := e.turns.Take(ctx, e.Plugin(r), e.Timeout)
 		if err != nil {
 			return
 		}
@@ -154,13 +154,6 @@ func (e *Examiner) round(ctx context.Context, r device.ResourceName, argv []stri
 		}
 		done()
 	}
-}
-
-func (e *Examiner) plugin(r device.ResourceName) units.Plugin {
-	if e.Plugin == nil {
-		return units.Plugin{}
-	}
-	return e.Plugin(r)
 }
 
 // judge has a device examined, and reports what has come of it unless devmgrd ends.

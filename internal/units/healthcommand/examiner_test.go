@@ -91,6 +91,7 @@ func (n *node) examine(t *testing.T, d time.Duration) (log string, results map[s
 			}
 			return nil
 		},
+		Plugin:   func(device.ResourceName) units.Plugin { return units.Plugin{} },
 		Interval: time.Minute, Timeout: 30 * time.Second, Devices: n, Units: n, Log: slog.New(slog.NewTextHandler(&text, nil)), Metrics: metrics,
 	})
 	ctx, stop := context.WithTimeout(t.Context(), d)
