@@ -164,6 +164,7 @@ func publish(t *testing.T, api *kubetest.Server, n *node) (p *dra.Publisher, reg
 	n.mu.Unlock()
 	n.slices = dra.NewSlices("n1", api.ResourceClient(), kubetest.Log(t))
 	p = dra.New(dra.PublisherConfig{NodeName: "n1", Client: api.ResourceClient(), View: n, Claimed: n.isClaimed, Node: n, Slices: n.slices, NodeChanged: n.retoken, Places: n, Known: known,
+		Order: func(device.ResourceName) []device.ID { return nil }, TooMany: func(device.ResourceName) bool { return false },
 		NodeUID: n.uid, MaxDevices: n.most, Sysfs: t.TempDir(), Procfs: t.TempDir(), Log: kubetest.Log(t), Metrics: registry})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -43,7 +43,7 @@ type Places interface {
 	SavePlaces(device.ResourceName, map[device.ID]int) error
 }
 
-// PublisherConfig is what New needs. Every field but Order, Known, TooMany, Sysfs and Procfs is required.
+// PublisherConfig is what New needs. Every field but Known, Sysfs and Procfs is required.
 type PublisherConfig struct {
 	NodeName string
 	Client   rest.Interface // resource.k8s.io/v1
@@ -62,7 +62,7 @@ type PublisherConfig struct {
 	// NodeUID returns the UID of this Node, which owns the slices, and false while it is not known.
 	NodeUID    func() (types.UID, bool)
 	MaxDevices int // of a resource
-	// TooMany reports whether a resource is not offered because it has more devices than MaxDevices allows; nil: none.
+	// TooMany reports whether a resource is not offered because it has more devices than MaxDevices allows.
 	TooMany func(device.ResourceName) bool
 	Sysfs   string // where sysfs is mounted; empty: /sys
 	Procfs  string // likewise; empty: /proc
@@ -104,8 +104,8 @@ var errNotYet = errors.New("the node's ResourceSlices have not been compared yet
 
 // New returns a Publisher; Run starts it.
 func New(cfg PublisherConfig) *Publisher {
-	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Slices == nil || cfg.Claimed == nil || cfg.Node == nil || cfg.NodeChanged == nil || cfg.Places == nil || cfg.NodeUID == nil || cfg.MaxDevices == 0 || cfg.Log == nil || cfg.Metrics == nil {
-		panic("dra: every field of PublisherConfig but Order, Known, TooMany, Sysfs and Procfs is required")
+	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Slices == nil || cfg.Claimed == nil || cfg.Node == nil || cfg.NodeChanged == nil || cfg.Order == nil || cfg.Places == nil || cfg.NodeUID == nil || cfg.MaxDevices == 0 || cfg.TooMany == nil || cfg.Log == nil || cfg.Metrics == nil {
+		panic("dra: every field of PublisherConfig but Known, Sysfs and Procfs is required")
 	}
 	places := map[device.ResourceName]map[device.ID]int{}
 	maps.Copy(places, cfg.Known)
@@ -380,7 +380,7 @@ func (p *Publisher) want() wanted {
 		p.seen[r] = true
 		if !p.cfg.Claimed(r) || status.Offer == nil {
 			p.endOffer(r)
-			if status.Offer != nil && p.cfg.TooMany != nil && p.cfg.TooMany(r) {
+			if status.Offer != nil && p.cfg.TooMany(r) {
 				p.tellTooMany(r, len(status.Offer.Inventory.Devices))
 			}
 			continue
@@ -427,14 +427,10 @@ func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, de
 		p.describer.relist(r, devices, of.session != offer.Session)
 		of.session, of.list = offer.Session, offer.Inventory.Devices
 	}
-	var order []device.ID
-	if p.cfg.Order != nil {
-		order = p.cfg.Order(r)
-	}
 	saved := p.saved(r)
 	out, err := show(input{
 		node: p.cfg.NodeName, resource: r, devices: devices, lost: lost, saved: saved, placed: of.placed,
-		order: order, untaint: p.TaintsDropped(), most: p.cfg.MaxDevices, attributes: p.describer.of,
+		order: p.cfg.Order(r), untaint: p.TaintsDropped(), most: p.cfg.MaxDevices, attributes: p.describer.of,
 	})
 	if err != nil {
 		p.tellTooMany(r, listed(devices)) // it is about to return to the Node's capacity
