@@ -45,10 +45,8 @@
 // # Pools
 //
 // A pool has at most 64 devices and exactly one ResourceSlice, so that a change of one device is one write: a pool's generation covers
-// all of its slices. The API names a device by driver, pool and name, so a device must not change its pool while a claim may name it. It
-// keeps its place, the number of its pool, while it is listed, and has the same one when it returns, unless other listed devices fill that
-// pool. Places other than 0 are in the state file before the slices show them. Two devices of one name, which only a collision of hashes
-// can bring about, have different pools; a ninth one has none.
+// all of its slices. The API names a device by driver, pool and name, so a device must not change its pool while a claim may name it: it
+// keeps its place, the number of its pool (place). Places other than 0 are in the state file before the slices show them.
 //
 // # Writing
 //

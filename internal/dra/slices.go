@@ -155,8 +155,7 @@ func (in input) taints(d device.DeviceStatus) (all []resourceapi.DeviceTaint) {
 // place returns the pools of the listed devices, and the places to save. A device keeps its place while it is listed, and has its old
 // one when the plugin lists it again, unless that pool is full of other listed devices: then it gets the lowest pool with room. The
 // first pool is the place of a device without another, so it needs no record. Where devices compete for the last room in a pool, those
-// that were listed before are first, then those that the plugin has listed for longer. A device whose name maxNamesakes others
-// have has no place until one of them goes.
+// that were listed before are first, then those that the plugin has listed for longer.
 func place(devices []device.DeviceStatus, saved, placed map[device.ID]int) (now, save map[device.ID]int) {
 	now, save = make(map[device.ID]int, len(devices)), saved
 	rooms := pools{}
@@ -235,7 +234,8 @@ func (p pools) take(k int, id device.ID) bool {
 	return true
 }
 
-// maxNamesakes is the number of devices of one name. It takes a collision of hashes for two, and each has a pool of its own.
+// maxNamesakes is the number of devices of one name. It takes a collision of hashes for two, and each has a pool of its own. A further one has no place
+// until one of them goes.
 const maxNamesakes = 8
 
 // lowest adds a device to the lowest pool with room, unless maxNamesakes pools have a device of its name.

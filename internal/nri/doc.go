@@ -58,9 +58,8 @@
 //
 // # Local pods
 //
-// Local pods are unknown to the API server: static pods, and all pods on a node without Kubernetes. Their demands stand in an
-// annotation of the sandbox. The package binds such a pod when its sandbox is created, again with each container, and for all
-// sandboxes that have not stopped when the runtime connects (local.go). The runtime also lists stopped sandboxes, which differ in having no process and no container.
+// The package binds a pod that the API server does not know (local.go) when its sandbox is created, again with each container, and for all sandboxes that have
+// not stopped when the runtime connects. The runtime also lists stopped sandboxes, which differ in having no process and no container.
 // The end of a pod's last sandbox is the end of the pod. A static pod without the annotation and without a mirror pod that can be read
 // starts without devices: it may be the API server itself.
 //
@@ -71,8 +70,7 @@
 // directory. test/e2e plays the same grants through a kubelet with its own device manager and through devmgrd, and compares the containers
 // (TestInjection_SamePodAndPlugin_SameAsKubelet); docs/differences.md has what remains.
 //
-// The assignment annotation names the container's devices: as lists, as ranges of consecutive numbers where a list is long, and as a digest where even
-// ranges are (stamp.go). If the state file does not explain a digest, no device of the resource is allocated until the container has ended.
+// The assignment annotation names the container's devices (stamp.go).
 //
 // # Promises
 //

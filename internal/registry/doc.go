@@ -34,9 +34,8 @@
 // A plugin listens on its own socket in the socket directory and calls Register. The registry checks the resource name, the
 // endpoint and the socket, opens a session (connect, then GetDevicePluginOptions once), and only then accepts the
 // registration and answers Register. ListAndWatch starts afterwards. Each message is the plugin's full list and replaces the
-// inventory. If another plugin serves the resource, it goes on until the newer one sends its first list. Then the older one stays connected in reserve, three at
-// most. If the newer one ends, the older serves again at once. So no roll-out of a plugin leaves a gap, and none that is rolled back. With plugins.onDuplicate: reject the registry refuses the newer
-// one until the former is Stale.
+// inventory. If another plugin serves the resource, it goes on until the newer one sends its first list, and then waits in reserve (instances.go). With
+// plugins.onDuplicate: reject the registry refuses the newer one until the former is Stale.
 //
 // A plugin that is connected and has not listed its devices yet counts as up. The resource's former state stays, and
 // becomes Lost after the grace period.
@@ -90,16 +89,11 @@
 // A socket belongs to one resource. If another resource is registered there, the former one loses the socket and is Stale,
 // then Lost, until a plugin registers it again.
 //
-// At plugins.maxResources or plugins.maxTotalBytes, or a pod's quota, the registry forgets the resource that has been Lost for the longest time, as "devmgrd forget"
-// would: its records and its capacity on the Node. It keeps a resource that a pod has or names by a claim, or that has a cordoned device. Those with a
-// suspended device come later, and those that pods request last.
+// At plugins.maxResources or plugins.maxTotalBytes, or a pod's quota of these (quota.go, decision 0034), the registry forgets the resource that has been Lost for
+// the longest time, as "devmgrd forget" would: its records and its capacity on the Node. Some are kept (room.go).
 //
-// Each plugin pod has a quota of the resources and of the memory for lists. What is Lost and kept, or handed over from pod to pod, counts in the quotas of all pods of
-// the same service account, which outlives its pods (decision 0034).
-//
-// Where there is no room for the lists of two plugins of a resource, the current one has its list, and the other rests in reserve. Where there is no room for
-// the devices that a plugin adds to its list, these are left out; the others stay, and so does the stream. They are taken when there is room, unless the list is
-// longer than 16 KiB: then with the plugin's next list.
+// Where there is no room for the devices that a plugin adds to its list, these are left out; the others stay, and so does the stream. They are taken when there
+// is room, unless the list is longer than 16 KiB: then with the plugin's next list.
 //
 // # Promises
 //
