@@ -84,41 +84,41 @@ const (
 // A PluginRecord is the store's record of a resource. With it devmgrd reconnects to a serving plugin without a new
 // registration, and the published capacity does not change while the plugin is away.
 type PluginRecord struct {
-	Resource ResourceName
-	Endpoint string // the plugin's socket: a name in the directory of its registration, or a path
-	Pod      PluginPod
-	Quota    Quota           // if Pod is not known
-	Account  string          // as in Quota: in whose pods' quotas the resource counts, since one had it from another; empty: none
-	Reserve  []ReservePlugin // in the order of their registrations
-	Reported bool            // the plugin has listed Devices, even if empty
-	Devices  []Device        // as in Inventory
-	// Newest is the highest Added of any device so far, listed or not, and at least 1. 0: no list is known, or an older version wrote the record.
-	Newest int64
+	Resource ResourceName    `json:"-"`
+	Endpoint string          `json:"endpoint"` // the plugin's socket: a name in the directory of its registration, or a path
+	Pod      PluginPod       `json:"pod,omitzero"`
+	Quota    Quota           `json:"quota,omitzero"`    // if Pod is not known
+	Account  string          `json:"account,omitempty"` // as in Quota: in whose pods' quotas the resource counts, since one had it from another; empty: none
+	Reserve  []ReservePlugin `json:"reserve,omitempty"` // in the order of their registrations
+	Reported bool            `json:"reported"`          // the plugin has listed Devices, even if empty
+	Devices  []Device        `json:"-"`                 // as in Inventory
 	// Away is when the plugin went away, and Lost reports that the grace period has passed since. Zero: the plugin served when
 	// the record was written, or an older version wrote the record.
-	Away time.Time
-	Lost bool
+	Away time.Time `json:"away,omitzero"`
+	Lost bool      `json:"lost,omitempty"`
+	// Newest is the highest Added of any device so far, listed or not, and at least 1. 0: no list is known, or an older version wrote the record.
+	Newest int64 `json:"newest,omitempty"`
 }
 
 // A ReservePlugin is another plugin of a resource, which takes over when the current one ends.
 type ReservePlugin struct {
-	Endpoint string
-	Pod      PluginPod
-	Quota    Quota // if Pod is not known
-	Newer    bool  // registered after the current one, and has not listed its devices yet
+	Endpoint string    `json:"endpoint"`
+	Pod      PluginPod `json:"pod,omitzero"`
+	Quota    Quota     `json:"quota,omitzero"`  // if Pod is not known
+	Newer    bool      `json:"newer,omitempty"` // registered after the current one, and has not listed its devices yet
 }
 
 // A Quota names in whose part of the limits of names and list bytes a plugin counts. Zero: in none, since it runs outside of pods.
 type Quota struct {
-	Pod     string // as connlimit names the pod
-	Account string // its namespace and service account, which outlive it; empty: not known
+	Pod     string `json:"pod"`               // as connlimit names the pod
+	Account string `json:"account,omitempty"` // its namespace and service account, which outlive it; empty: not known
 }
 
 // A PluginPod is the pod in which a device plugin runs. It is zero where the pod is not known: the plugin runs on the host,
 // or its container mounts the common directory.
 type PluginPod struct {
 	Pod
-	ServiceAccount string // empty: not known
+	ServiceAccount string `json:"serviceAccount,omitempty"` // empty: not known
 }
 
 // Known reports whether the pod is known.

@@ -14,7 +14,7 @@
 //	    <pod UID>           JSON of device.PodRecord: the pod's demand and, once assigned, its devices
 //	plugins
 //	    <resource name>     a bucket
-//	        record          JSON of pluginRecord: where the plugin listens, in whose quota it counts, whether it has listed its
+//	        record          JSON of device.PluginRecord: where the plugin listens, in whose quota it counts, whether it has listed its
 //	                        devices, the newest date, and since when it is disconnected
 //	        devices         a bucket
 //	            <device ID> one byte (bit 0: healthy, bit 1: dated), the date as a signed varint, the NUMA nodes as unsigned

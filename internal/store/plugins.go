@@ -9,76 +9,11 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"time"
 
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
-
-// pluginRecord is a device.PluginRecord without its devices.
-type pluginRecord struct {
-	Endpoint string          `json:"endpoint"`
-	Pod      *pluginPod      `json:"pod,omitempty"`   // nil: not known
-	Quota    *quota          `json:"quota,omitempty"` // nil: an older version wrote the record, or there is none
-	Account  string          `json:"account,omitempty"`
-	Reserve  []reservePlugin `json:"reserve,omitempty"`
-	Reported bool            `json:"reported"`
-	Away     time.Time       `json:"away,omitzero"`
-	Lost     bool            `json:"lost,omitempty"`
-	Newest   int64           `json:"newest,omitempty"`
-}
-
-// reservePlugin is a device.ReservePlugin.
-type reservePlugin struct {
-	Endpoint string     `json:"endpoint"`
-	Pod      *pluginPod `json:"pod,omitempty"`
-	Quota    *quota     `json:"quota,omitempty"`
-	Newer    bool       `json:"newer,omitempty"`
-}
-
-// pluginPod is a device.PluginPod.
-type pluginPod struct {
-	UID            device.PodUID `json:"uid"`
-	Namespace      string        `json:"namespace"`
-	Name           string        `json:"name"`
-	ServiceAccount string        `json:"serviceAccount,omitempty"`
-}
-
-// quota is a device.Quota.
-type quota struct {
-	Pod     string `json:"pod"`
-	Account string `json:"account,omitempty"`
-}
-
-func quotaOf(q *quota) device.Quota {
-	if q == nil {
-		return device.Quota{}
-	}
-	return device.Quota(*q)
-}
-
-func recordOfQuota(q device.Quota) *quota {
-	if q == (device.Quota{}) {
-		return nil
-	}
-	of := quota(q)
-	return &of
-}
-
-func podOf(p *pluginPod) device.PluginPod {
-	if p == nil {
-		return device.PluginPod{}
-	}
-	return device.PluginPod{Pod: device.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name}, ServiceAccount: p.ServiceAccount}
-}
-
-func recordOf(p device.PluginPod) *pluginPod {
-	if !p.Known() {
-		return nil
-	}
-	return &pluginPod{p.UID, p.Namespace, p.Name, p.ServiceAccount}
-}
 
 // readPlugins leaves out an unreadable record: unlike a pod's record, it is a copy of data that the plugin will send again.
 func readPlugins(db *bolt.DB, log *slog.Logger) ([]device.PluginRecord, error) {
@@ -100,20 +35,15 @@ func readPlugins(db *bolt.DB, log *slog.Logger) ([]device.PluginRecord, error) {
 	return all, err
 }
 
-func readPlugin(b *bolt.Bucket) (device.PluginRecord, error) {
-	var p pluginRecord
-	if err := json.Unmarshal(b.Get(recordKey), &p); err != nil {
-		return device.PluginRecord{}, err
-	}
-	r := device.PluginRecord{Endpoint: p.Endpoint, Pod: podOf(p.Pod), Quota: quotaOf(p.Quota), Account: p.Account, Reported: p.Reported, Away: p.Away, Lost: p.Lost, Newest: p.Newest}
-	for _, other := range p.Reserve {
-		r.Reserve = append(r.Reserve, device.ReservePlugin{Endpoint: other.Endpoint, Pod: podOf(other.Pod), Quota: quotaOf(other.Quota), Newer: other.Newer})
+func readPlugin(b *bolt.Bucket) (r device.PluginRecord, err error) {
+	if err := json.Unmarshal(b.Get(recordKey), &r); err != nil {
+		return r, err
 	}
 	devices := b.Bucket(devicesBucket)
 	if devices == nil {
 		return r, nil
 	}
-	err := devices.ForEach(func(id, value []byte) error {
+	err = devices.ForEach(func(id, value []byte) error {
 		d, err := decodeDevice(value)
 		if err != nil {
 			return fmt.Errorf("device %.80q: %w", id, err)
@@ -145,11 +75,7 @@ func savePlugin(d *transaction, r device.PluginRecord) error {
 	if err != nil {
 		return fail(err)
 	}
-	p := pluginRecord{Endpoint: r.Endpoint, Pod: recordOf(r.Pod), Quota: recordOfQuota(r.Quota), Account: r.Account, Reported: r.Reported, Away: r.Away, Lost: r.Lost, Newest: r.Newest}
-	for _, other := range r.Reserve {
-		p.Reserve = append(p.Reserve, reservePlugin{other.Endpoint, recordOf(other.Pod), recordOfQuota(other.Quota), other.Newer})
-	}
-	record, err := json.Marshal(p)
+	record, err := json.Marshal(r)
 	if err != nil {
 		return fail(err)
 	}
