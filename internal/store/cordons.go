@@ -2,7 +2,6 @@ package store
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 
@@ -13,19 +12,18 @@ import (
 
 // readCordons reads the cordons of both kinds. A cordon with an unreadable value counts as one without a reason: the device stays
 // out of service.
-func readCordons(db *bolt.DB, log *slog.Logger) (all []device.Cordon, err error) {
-	read := func(bucket []byte, declared bool) error {
-		return eachDevice(db, bucket, func(r device.ResourceName, id device.ID, value []byte) {
+func readCordons(tx *bolt.Tx, log *slog.Logger) (all []device.Cordon) {
+	for _, bucket := range [][]byte{cordonsBucket, declaredBucket} {
+		for d, value := range eachDevice(tx, bucket) {
 			c := device.Cordon{}
 			if err := json.Unmarshal(value, &c); err != nil {
-				log.Warn("cordon record unreadable; device stays cordoned", "resource", r, "device", id, "err", err)
+				log.Warn("cordon record unreadable; device stays cordoned", "resource", d.Resource, "device", d.ID, "err", err)
 			}
-			c.Resource, c.ID, c.Declared = r, id, declared
+			c.Resource, c.ID, c.Declared = d.Resource, d.ID, string(bucket) == string(declaredBucket)
 			all = append(all, c)
-		})
+		}
 	}
-	err = errors.Join(read(cordonsBucket, false), read(declaredBucket, true))
-	return all, err
+	return all
 }
 
 // SaveCordons makes some cordons durable and forgets others, in one commit.
@@ -35,11 +33,7 @@ func (s *Store) SaveCordons(save, forget []device.Cordon) error {
 			return err
 		}
 		for _, c := range forget {
-			of, err := ofResource(d, cordonsBucket, c.Resource)
-			if err == nil {
-				err = of.remove([]byte(c.ID))
-			}
-			if err != nil {
+			if err := d.forget([]byte(c.ID), cordonsBucket, []byte(c.Resource)); err != nil {
 				return fmt.Errorf("cordon of %s/%s: %w", c.Resource, c.ID, err)
 			}
 		}
@@ -59,25 +53,9 @@ func (s *Store) SaveDeclaredCordons(all []device.Cordon) error {
 
 func putCordons(d *transaction, name []byte, all []device.Cordon) error {
 	for _, c := range all {
-		value, err := json.Marshal(c)
-		if err == nil {
-			var of bucket
-			if of, err = ofResource(d, name, c.Resource); err == nil {
-				err = of.put([]byte(c.ID), value)
-			}
-		}
-		if err != nil {
+		if err := d.putDevice(name, c.Resource, c.ID, c); err != nil {
 			return fmt.Errorf("cordon of %s/%s: %w", c.Resource, c.ID, err)
 		}
 	}
 	return nil
-}
-
-// ofResource returns the bucket of one resource's devices. It is created with the first record; an older devmgrd ignores it.
-func ofResource(d *transaction, name []byte, r device.ResourceName) (bucket, error) {
-	all, err := d.bucket(name)
-	if err != nil {
-		return bucket{}, err
-	}
-	return all.bucket([]byte(r))
 }

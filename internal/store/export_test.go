@@ -20,12 +20,14 @@ func (s *Store) FailedToSync() { s.failure = errors.New("no answer from the disk
 
 // Spoil writes what no Save would write. The last of path is a key, the others are buckets.
 func (s *file) Spoil(value string, path ...string) error {
-	return s.update(func(d *transaction) (err error) {
-		in := d.root
+	return s.update(func(d *transaction) error {
+		var names [][]byte
 		for _, name := range path[:len(path)-1] {
-			if in, err = in.bucket([]byte(name)); err != nil {
-				return err
-			}
+			names = append(names, []byte(name))
+		}
+		in, err := d.bucket(names...)
+		if err != nil {
+			return err
 		}
 		return in.put([]byte(path[len(path)-1]), []byte(value))
 	})

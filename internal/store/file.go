@@ -75,6 +75,17 @@ func (s *schema) options() *bolt.Options {
 	return &bolt.Options{Timeout: lockTimeout, NoFreelistSync: !s.freeList, FreelistType: bolt.FreelistMapType}
 }
 
+// openReadOnly opens an inspected file without changing it.
+func (s *schema) openReadOnly(path string) (*bolt.DB, error) {
+	o := s.options()
+	o.ReadOnly = true
+	db, err := bolt.Open(path, 0o600, o)
+	if err != nil {
+		return nil, fmt.Errorf("opening the %s %s: %w", s.title, path, err)
+	}
+	return db, nil
+}
+
 // create creates an empty file. The file gets its name only when complete, so a crash leaves no partial file.
 func (f *file) create() (err error) {
 	draft := f.path + ".new"

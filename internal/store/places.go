@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"fmt"
 	"log/slog"
 	"strconv"
@@ -11,22 +12,22 @@ import (
 )
 
 // readPlaces reads the places of devices in ResourceSlices. An unreadable one is left out: the device gets another place.
-func readPlaces(db *bolt.DB, log *slog.Logger) (all map[device.ResourceName]map[device.ID]int, err error) {
-	err = eachDevice(db, placesBucket, func(r device.ResourceName, id device.ID, value []byte) {
+func readPlaces(tx *bolt.Tx, log *slog.Logger) (all map[device.ResourceName]map[device.ID]int) {
+	for d, value := range eachDevice(tx, placesBucket) {
 		k, err := strconv.Atoi(string(value))
 		if err != nil || k < 1 {
-			log.Warn("ignoring unreadable place of a device", "resource", r, "device", id, "err", err)
-			return
+			log.Warn("ignoring unreadable place of a device", "resource", d.Resource, "device", d.ID, "err", err)
+			continue
 		}
 		if all == nil {
 			all = map[device.ResourceName]map[device.ID]int{}
 		}
-		if all[r] == nil {
-			all[r] = map[device.ID]int{}
+		if all[d.Resource] == nil {
+			all[d.Resource] = map[device.ID]int{}
 		}
-		all[r][id] = k
-	})
-	return all, err
+		all[d.Resource][d.ID] = k
+	}
+	return all
 }
 
 // SavePlaces makes the places of a resource's devices durable, and forgets those of its other devices, in one commit. Place 0 is not
@@ -34,19 +35,15 @@ func readPlaces(db *bolt.DB, log *slog.Logger) (all map[device.ResourceName]map[
 func (s *Store) SavePlaces(r device.ResourceName, places map[device.ID]int) error {
 	return s.update(func(d *transaction) error {
 		fail := func(err error) error { return fmt.Errorf("places of %s: %w", r, err) }
-		of, err := ofResource(d, placesBucket, r)
+		of, err := d.bucket(placesBucket, []byte(r))
 		if err != nil {
 			return fail(err)
 		}
 		var gone [][]byte
-		err = of.ForEach(func(id, _ []byte) error {
+		for id := range each(of.Bucket) {
 			if places[device.ID(id)] == 0 {
-				gone = append(gone, append([]byte(nil), id...))
+				gone = append(gone, bytes.Clone(id))
 			}
-			return nil
-		})
-		if err != nil {
-			return fail(err)
 		}
 		for _, id := range gone {
 			if err := of.remove(id); err != nil {

@@ -16,44 +16,38 @@ import (
 )
 
 // readPlugins leaves out an unreadable record: unlike a pod's record, it is a copy of data that the plugin will send again.
-func readPlugins(db *bolt.DB, log *slog.Logger) ([]device.PluginRecord, error) {
-	var all []device.PluginRecord
-	err := db.View(func(tx *bolt.Tx) error {
-		plugins := tx.Bucket(pluginsBucket)
-		return plugins.ForEachBucket(func(name []byte) error {
-			r, err := readPlugin(plugins.Bucket(name))
-			if err != nil {
-				log.Error("ignoring unreadable plugin record",
-					"resource", string(name), "err", err)
-				return nil
-			}
-			r.Resource = device.ResourceName(name)
-			all = append(all, r)
-			return nil
-		})
-	})
-	return all, err
+func readPlugins(tx *bolt.Tx, log *slog.Logger) (all []device.PluginRecord) {
+	plugins := tx.Bucket(pluginsBucket)
+	for name := range each(plugins) {
+		of := plugins.Bucket(name)
+		if of == nil {
+			continue // no version has written a record here
+		}
+		r, err := readPlugin(of)
+		if err != nil {
+			log.Error("ignoring unreadable plugin record", "resource", string(name), "err", err)
+			continue
+		}
+		r.Resource = device.ResourceName(name)
+		all = append(all, r)
+	}
+	return all
 }
 
 func readPlugin(b *bolt.Bucket) (r device.PluginRecord, err error) {
 	if err := json.Unmarshal(b.Get(recordKey), &r); err != nil {
 		return r, err
 	}
-	devices := b.Bucket(devicesBucket)
-	if devices == nil {
-		return r, nil
-	}
-	err = devices.ForEach(func(id, value []byte) error {
+	for id, value := range each(b.Bucket(devicesBucket)) {
 		d, err := decodeDevice(value)
 		if err != nil {
-			return fmt.Errorf("device %.80q: %w", id, err)
+			return r, fmt.Errorf("device %.80q: %w", id, err)
 		}
 		d.ID = device.ID(id)
 		r.Devices = append(r.Devices, d)
-		return nil
-	})
+	}
 	slices.SortFunc(r.Devices, func(a, b device.Device) int { return device.CompareIDs(a.ID, b.ID) })
-	return r, err
+	return r, nil
 }
 
 // SavePlugin makes r durable. It writes only the differences from the stored record.
@@ -64,14 +58,10 @@ func (s *Store) SavePlugin(r device.PluginRecord) error {
 // savePlugin also drops the note to take the resource off the Node, if there is one: the resource is back.
 func savePlugin(d *transaction, r device.PluginRecord) error {
 	fail := func(err error) error { return fmt.Errorf("resource %s: %w", r.Resource, err) }
-	if err := dropRetired(d, r.Resource); err != nil {
+	if err := d.forget([]byte(r.Resource), retiredBucket); err != nil {
 		return fail(err)
 	}
-	plugins, err := d.bucket(pluginsBucket)
-	if err != nil {
-		return fail(err)
-	}
-	plugin, err := plugins.bucket([]byte(r.Resource))
+	plugin, err := d.bucket(pluginsBucket, []byte(r.Resource))
 	if err != nil {
 		return fail(err)
 	}
@@ -82,7 +72,7 @@ func savePlugin(d *transaction, r device.PluginRecord) error {
 	if err := plugin.put(recordKey, record); err != nil {
 		return fail(err)
 	}
-	devices, err := plugin.bucket(devicesBucket)
+	devices, err := d.bucket(pluginsBucket, []byte(r.Resource), devicesBucket)
 	if err != nil {
 		return fail(err)
 	}

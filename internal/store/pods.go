@@ -9,19 +9,15 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-func readPods(db *bolt.DB) ([]device.PodRecord, error) {
-	var all []device.PodRecord
-	err := db.View(func(tx *bolt.Tx) error {
-		return tx.Bucket(podsBucket).ForEach(func(uid, value []byte) error {
-			r, err := readPod(device.PodUID(uid), value)
-			if err != nil {
-				return fmt.Errorf("pod %.80q: %w", uid, err)
-			}
-			all = append(all, r)
-			return nil
-		})
-	})
-	return all, err
+func readPods(tx *bolt.Tx) (all []device.PodRecord, err error) {
+	for uid, value := range each(tx.Bucket(podsBucket)) {
+		r, err := readPod(device.PodUID(uid), value)
+		if err != nil {
+			return nil, fmt.Errorf("pod %.80q: %w", uid, err)
+		}
+		all = append(all, r)
+	}
+	return all, nil
 }
 
 // readPod accepts a record whose UID is its key and in which each container holds the devices that it requests.

@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -28,28 +29,33 @@ type State struct {
 	Uncounted map[device.ResourceName]time.Time
 }
 
-// each calls f for each record of a bucket, if there is one.
-func each(db *bolt.DB, bucket []byte, f func(key, value []byte)) error {
-	return db.View(func(tx *bolt.Tx) error {
-		records := tx.Bucket(bucket)
-		if records == nil {
-			return nil
+// each yields the records of a bucket, and its inner buckets without a value; nil: none.
+func each(b *bolt.Bucket) iter.Seq2[[]byte, []byte] {
+	return func(yield func(key, value []byte) bool) {
+		if b == nil {
+			return
 		}
-		return records.ForEach(func(key, value []byte) error { f(key, value); return nil })
-	})
+		c := b.Cursor()
+		for key, value := c.First(); key != nil; key, value = c.Next() {
+			if !yield(key, value) {
+				return
+			}
+		}
+	}
 }
 
-// eachDevice calls f for each device's record in a bucket that has a bucket for each resource, if there is one.
-func eachDevice(db *bolt.DB, bucket []byte, f func(r device.ResourceName, id device.ID, value []byte)) error {
-	return db.View(func(tx *bolt.Tx) error {
+// eachDevice yields the devices' records in a bucket that has a bucket for each resource, if there is one.
+func eachDevice(tx *bolt.Tx, bucket []byte) iter.Seq2[device.Key, []byte] {
+	return func(yield func(device.Key, []byte) bool) {
 		resources := tx.Bucket(bucket)
-		if resources == nil {
-			return nil
+		for name := range each(resources) {
+			for id, value := range each(resources.Bucket(name)) {
+				if !yield(device.Key{Resource: device.ResourceName(name), ID: device.ID(id)}, value) {
+					return
+				}
+			}
 		}
-		return resources.ForEachBucket(func(name []byte) error {
-			return resources.Bucket(name).ForEach(func(id, value []byte) error { f(device.ResourceName(name), device.ID(id), value); return nil })
-		})
-	})
+	}
 }
 
 // Read returns the content of the state file in dir and changes nothing. It needs exclusive use of the file, and fails as
@@ -76,11 +82,9 @@ func Read(dir string, log *slog.Logger) (b State, err error) {
 
 // readDB opens an inspected file read-only and reads it.
 func readDB(path string, log *slog.Logger) (State, error) {
-	o := stateSchema.options()
-	o.ReadOnly = true
-	db, err := bolt.Open(path, 0o600, o)
+	db, err := stateSchema.openReadOnly(path)
 	if err != nil {
-		return State{}, fmt.Errorf("opening the state file %s: %w", path, err)
+		return State{}, err
 	}
 	b, err := readState(db, path, log)
 	return b, errors.Join(err, db.Close())
@@ -98,28 +102,17 @@ func (s *Store) State() (State, error) {
 
 // readState reads the content of an open file.
 func readState(db *bolt.DB, path string, log *slog.Logger) (b State, err error) {
-	b.Pods, err = readPods(db)
-	if err == nil {
-		b.Plugins, err = readPlugins(db, log)
-	}
-	if err == nil {
-		b.Cordons, err = readCordons(db, log)
-	}
-	if err == nil {
-		b.Falls, err = readFalls(db, log)
-	}
-	if err == nil {
-		b.Places, err = readPlaces(db, log)
-	}
-	if err == nil {
-		b.Uncounted, err = readUncounted(db, log)
-	}
-	if err == nil {
-		b.Claims, err = readClaims(db)
-	}
-	if err == nil {
-		b.Retired, err = readRetired(db)
-	}
+	err = db.View(func(tx *bolt.Tx) error {
+		pods, err := readPods(tx)
+		if err != nil {
+			return err
+		}
+		b = State{
+			Pods: pods, Plugins: readPlugins(tx, log), Cordons: readCordons(tx, log), Falls: readFalls(tx, log), Places: readPlaces(tx, log),
+			Uncounted: readUncounted(tx, log), Claims: readClaims(tx), Retired: readRetired(tx),
+		}
+		return nil
+	})
 	if err != nil {
 		return State{}, stateSchema.damaged(path, err)
 	}

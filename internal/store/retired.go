@@ -9,9 +9,11 @@ import (
 )
 
 // readRetired returns the forgotten resources that the Node may still show.
-func readRetired(db *bolt.DB) (all []device.ResourceName, err error) {
-	err = each(db, retiredBucket, func(name, _ []byte) { all = append(all, device.ResourceName(name)) })
-	return all, err
+func readRetired(tx *bolt.Tx) (all []device.ResourceName) {
+	for name := range each(tx.Bucket(retiredBucket)) {
+		all = append(all, device.ResourceName(name))
+	}
+	return all
 }
 
 // ForgetResource removes a resource's plugin, devices, cordons, falls and places, and when it was taken off the Node, but not its
@@ -28,7 +30,7 @@ func (s *Store) ForgetResource(r device.ResourceName) error {
 				return fail(err)
 			}
 		}
-		if err := dropUncounted(d, r); err != nil {
+		if err := d.forget([]byte(r), uncountedBucket); err != nil {
 			return fail(err)
 		}
 		retired, err := d.bucket(retiredBucket)
@@ -46,18 +48,10 @@ func (s *Store) ForgetResource(r device.ResourceName) error {
 func (s *Store) DropRetired(gone []device.ResourceName) error {
 	return s.update(func(d *transaction) error {
 		for _, r := range gone {
-			if err := dropRetired(d, r); err != nil {
+			if err := d.forget([]byte(r), retiredBucket); err != nil {
 				return fmt.Errorf("retired resource %s: %w", r, err)
 			}
 		}
 		return nil
 	})
-}
-
-func dropRetired(d *transaction, r device.ResourceName) error {
-	retired, there := d.root.find(retiredBucket)
-	if !there {
-		return nil
-	}
-	return retired.remove([]byte(r))
 }

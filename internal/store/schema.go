@@ -55,22 +55,10 @@ var stateSchema = schema{
 	unchecked: 1,
 	migrations: []migration{
 		func(tx *bolt.Tx) error { // 1: the first schema
-			for _, name := range [][]byte{metaBucket, podsBucket, pluginsBucket} {
-				if _, err := tx.CreateBucketIfNotExists(name); err != nil {
-					return err
-				}
-			}
-			return nil
+			return makeBuckets(tx, metaBucket, podsBucket, pluginsBucket)
 		},
 		func(tx *bolt.Tx) error { // 2: the sum of all records
-			var sum uint64
-			for _, name := range [][]byte{podsBucket, pluginsBucket} {
-				of, err := sumOf(tx.Bucket(name), placeOf(name))
-				if err != nil {
-					return err
-				}
-				sum += of
-			}
+			sum := sumOf(tx.Bucket(podsBucket), placeOf(podsBucket)) + sumOf(tx.Bucket(pluginsBucket), placeOf(pluginsBucket))
 			return tx.Bucket(metaBucket).Put(sumKey, number(sum))
 		},
 	},
@@ -84,14 +72,21 @@ var historySchema = schema{
 	freeList: true,
 	migrations: []migration{
 		func(tx *bolt.Tx) error { // 1: the first schema
-			for _, name := range [][]byte{metaBucket, openBucket, endedBucket} {
-				if _, err := tx.CreateBucketIfNotExists(name); err != nil {
-					return err
-				}
+			if err := makeBuckets(tx, metaBucket, openBucket, endedBucket); err != nil {
+				return err
 			}
 			return tx.Bucket(metaBucket).Put(sumKey, number(0))
 		},
 	},
+}
+
+func makeBuckets(tx *bolt.Tx, names ...[]byte) error {
+	for _, name := range names {
+		if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // migrate brings a file from version have to the current one in one commit.

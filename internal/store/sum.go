@@ -51,17 +51,15 @@ func placeOf(path ...[]byte) place {
 }
 
 // sumOf adds up the records of a bucket and of its inner buckets.
-func sumOf(b *bolt.Bucket, p place) (sum uint64, err error) {
-	err = b.ForEach(func(key, value []byte) error {
+func sumOf(b *bolt.Bucket, p place) (sum uint64) {
+	for key, value := range each(b) {
 		if value != nil {
 			sum += p.hash(key, value)
-			return nil
+		} else {
+			sum += sumOf(b.Bucket(key), p.fold(key))
 		}
-		inner, err := sumOf(b.Bucket(key), p.fold(key))
-		sum += inner
-		return err
-	})
-	return sum, err
+	}
+	return sum
 }
 
 // versionCheck is stored next to the version, so that damage to the version does not look like a newer devmgrd's file.

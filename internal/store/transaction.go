@@ -1,6 +1,12 @@
 package store
 
-import bolt "go.etcd.io/bbolt"
+import (
+	"encoding/json"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
 
 // A transaction changes the records of a file. All writes go through it, which maintains the sum.
 type transaction struct {
@@ -22,19 +28,47 @@ func newTransaction(tx *bolt.Tx, sum uint64) *transaction {
 	return d
 }
 
-// bucket returns a bucket of the file, creating it if it is missing.
-func (d *transaction) bucket(name []byte) (bucket, error) { return d.root.bucket(name) }
-
-// bucket returns an inner bucket, creating it if it is missing.
-func (s bucket) bucket(name []byte) (bucket, error) {
-	b, err := s.CreateBucketIfNotExists(name)
-	return bucket{b, s.place.fold(name), s.tx}, err
+// bucket returns the innermost of these buckets, and creates those that are missing.
+func (d *transaction) bucket(path ...[]byte) (in bucket, err error) {
+	in = d.root
+	for _, name := range path {
+		b, err := in.CreateBucketIfNotExists(name)
+		if err != nil {
+			return in, err
+		}
+		in = bucket{b, in.place.fold(name), d}
+	}
+	return in, nil
 }
 
 // find returns an inner bucket, if it exists.
 func (s bucket) find(name []byte) (bucket, bool) {
 	b := s.Bucket.Bucket(name)
 	return bucket{b, s.place.fold(name), s.tx}, b != nil
+}
+
+// forget deletes key from the innermost of these buckets, if it exists.
+func (d *transaction) forget(key []byte, path ...[]byte) error {
+	in, there := d.root, true
+	for _, name := range path {
+		if in, there = in.find(name); !there {
+			return nil
+		}
+	}
+	return in.remove(key)
+}
+
+// putDevice writes a device's record, in JSON, into a bucket that has a bucket for each resource.
+func (d *transaction) putDevice(name []byte, r device.ResourceName, id device.ID, record any) error {
+	value, err := json.Marshal(record)
+	if err != nil {
+		return err
+	}
+	of, err := d.bucket(name, []byte(r))
+	if err != nil {
+		return err
+	}
+	return of.put([]byte(id), value)
 }
 
 // put writes value under key, unless it is already there.
@@ -68,11 +102,7 @@ func (s bucket) clear(name []byte) error {
 	if !there {
 		return nil
 	}
-	sum, err := sumOf(in.Bucket, in.place)
-	if err != nil {
-		return err
-	}
-	s.tx.sum -= sum
+	s.tx.sum -= sumOf(in.Bucket, in.place)
 	s.tx.changed = true
 	return s.DeleteBucket(name)
 }

@@ -17,19 +17,19 @@ type uncounting struct {
 }
 
 // readUncounted reads when resources have been taken off the Node. An unreadable record is left out.
-func readUncounted(db *bolt.DB, log *slog.Logger) (all map[device.ResourceName]time.Time, err error) {
-	err = each(db, uncountedBucket, func(name, value []byte) {
+func readUncounted(tx *bolt.Tx, log *slog.Logger) (all map[device.ResourceName]time.Time) {
+	for name, value := range each(tx.Bucket(uncountedBucket)) {
 		rec := uncounting{}
 		if err := json.Unmarshal(value, &rec); err != nil {
 			log.Warn("ignoring unreadable record of an uncounted resource", "resource", string(name), "err", err)
-			return
+			continue
 		}
 		if all == nil {
 			all = map[device.ResourceName]time.Time{}
 		}
 		all[device.ResourceName(name)] = rec.Since
-	})
-	return all, err
+	}
+	return all
 }
 
 // SaveUncounted records that resources are taken off the Node now, in one commit.
@@ -52,21 +52,9 @@ func (s *Store) SaveUncounted(resources []device.ResourceName, now time.Time) er
 	})
 }
 
-func dropUncounted(d *transaction, r device.ResourceName) error {
-	uncounted, there := d.root.find(uncountedBucket)
-	if !there {
-		return nil
-	}
-	return uncounted.remove([]byte(r))
-}
-
-func readClaims(db *bolt.DB) (offered bool, err error) {
-	err = db.View(func(tx *bolt.Tx) error {
-		claims := tx.Bucket(claimsBucket)
-		offered = claims != nil && claims.Get(recordKey) != nil
-		return nil
-	})
-	return offered, err
+func readClaims(tx *bolt.Tx) (offered bool) {
+	claims := tx.Bucket(claimsBucket)
+	return claims != nil && claims.Get(recordKey) != nil
 }
 
 // SaveClaims records that resources are offered through claims from now on.
