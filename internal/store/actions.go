@@ -25,19 +25,6 @@ var (
 	ownActionsBucket = []byte("ownActions")
 )
 
-// actionRecord is a device.Action without its time, which is in its key.
-type actionRecord struct {
-	Verb    string   `json:"verb"`
-	Subject []string `json:"subject,omitempty"`
-	More    int      `json:"more,omitempty"`
-	Reason  string   `json:"reason,omitempty"`
-	Err     string   `json:"err,omitempty"`
-	UID     uint32   `json:"uid"`
-	Login   *uint32  `json:"login,omitempty"`
-	PID     int32    `json:"pid"`
-	Name    string   `json:"name,omitempty"`
-}
-
 // SaveActions makes actions durable, in the order of their times. The same commit removes the oldest actions beyond the limits: 10 000 actions,
 // 16 MiB, a year.
 func (h *History) SaveActions(all ...device.Action) error {
@@ -65,10 +52,7 @@ func (h *History) SaveActions(all ...device.Action) error {
 }
 
 func (d *transaction) addAction(a device.Action) error {
-	value, err := json.Marshal(actionRecord{
-		Verb: a.Verb, Subject: a.Subject, More: a.More, Reason: a.Reason, Err: a.Err,
-		UID: a.Operator.UID, Login: a.Operator.Login, PID: a.Operator.PID, Name: a.Operator.Name,
-	})
+	value, err := json.Marshal(a)
 	if err != nil {
 		return err
 	}
@@ -96,15 +80,10 @@ func bucketOf(a device.Action) []byte {
 func (s bucket) trim(oldest []byte, most, mostBytes int) error {
 	count, size := 0, 0
 	var keys [][]byte
-	err := s.ForEach(func(key, value []byte) error {
+	for key, value := range each(s.Bucket) {
 		count, size = count+1, size+len(key)+len(value)
-		return nil
-	})
-	if err != nil {
-		return err
 	}
-	c := s.Cursor()
-	for key, value := c.First(); key != nil; key, value = c.Next() {
+	for key, value := range each(s.Bucket) {
 		if bytes.Compare(key, oldest) >= 0 && count <= most && size <= mostBytes {
 			break
 		}
@@ -146,19 +125,17 @@ func actionsOf(operators, own []spanEntry, log *slog.Logger) []device.Action {
 func decodeActions(entries []spanEntry, log *slog.Logger) []device.Action {
 	var all []device.Action
 	for _, e := range entries {
-		var r actionRecord
+		var a device.Action
 		at, err := timeOf(e.key)
 		if err == nil {
-			err = json.Unmarshal(e.value, &r)
+			err = json.Unmarshal(e.value, &a)
 		}
 		if err != nil {
 			log.Warn("ignoring unreadable action record", "key", fmt.Sprintf("%.64x", e.key), "err", err)
 			continue
 		}
-		all = append(all, device.Action{
-			At: at, Verb: r.Verb, Subject: r.Subject, More: r.More, Reason: r.Reason, Err: r.Err,
-			Operator: device.Operator{UID: r.UID, Login: r.Login, PID: r.PID, Name: r.Name},
-		})
+		a.At = at
+		all = append(all, a)
 	}
 	return all
 }

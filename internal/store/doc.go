@@ -40,11 +40,11 @@
 //
 //	meta                    as in the state file; its versions are its own
 //	open                    spans that have not ended
-//	    <key>               JSON of spanRecord; the key is its beginning in ns since 1970 and its number, 8 bytes each, big-endian
+//	    <key>               JSON of device.Span; the key is its beginning in ns since 1970 and its number, 8 bytes each, big-endian
 //	ended                   spans that have ended, the oldest first
-//	    <key>               JSON of spanRecord; the key is its end and its number, likewise
+//	    <key>               JSON of device.Span; the key is its end and its number, likewise
 //	actions                 made with the first one
-//	    <key>               JSON of actionRecord; the key is its time and a number, likewise
+//	    <key>               JSON of device.Action; the key is its time and a number, likewise
 //	ownActions              the same, of what devmgrd itself has done to devices
 //
 // One pod is one key, so that all of its assignments become durable in one commit or none does, and a release is one

@@ -28,18 +28,6 @@ type History struct {
 	broken error                          // why the file is no longer used
 }
 
-// spanRecord is a device.Span without its number, which is in its key.
-type spanRecord struct {
-	Pod       device.Pod          `json:"pod"`
-	Container string              `json:"container"`
-	Resource  device.ResourceName `json:"resource"`
-	IDs       []device.ID         `json:"ids"`
-	From      time.Time           `json:"from"`
-	FromLate  bool                `json:"fromLate,omitempty"`
-	Until     time.Time           `json:"until,omitzero"`
-	UntilLate bool                `json:"untilLate,omitempty"`
-}
-
 // A spanEntry is a key and its value as they are in the file.
 type spanEntry struct{ key, value []byte }
 
@@ -140,12 +128,12 @@ func (h *History) HistoryKeys() ([]device.SpanKey, error) {
 	var all []device.SpanKey
 	err := h.guarded(func() error {
 		return h.db.View(func(tx *bolt.Tx) error {
-			return tx.Bucket(endedBucket).ForEach(func(key, value []byte) error {
+			for key, value := range each(tx.Bucket(endedBucket)) {
 				if at, err := timeOf(key); err == nil {
 					all = append(all, device.SpanKey{Until: at, Number: binary.BigEndian.Uint64(key[8:]), Bytes: len(value)})
 				}
-				return nil
-			})
+			}
+			return nil
 		})
 	})
 	return all, err
@@ -171,8 +159,8 @@ func entries(db *bolt.DB, bucket, from []byte) (all []spanEntry, err error) {
 func decodeSpans(entries []spanEntry, log *slog.Logger) []device.Span {
 	var all []device.Span
 	for _, e := range entries {
-		var r spanRecord
-		err := json.Unmarshal(e.value, &r)
+		var span device.Span
+		err := json.Unmarshal(e.value, &span)
 		if err == nil && len(e.key) != spanKeyBytes {
 			err = fmt.Errorf("its key has %d bytes", len(e.key))
 		}
@@ -180,10 +168,8 @@ func decodeSpans(entries []spanEntry, log *slog.Logger) []device.Span {
 			log.Warn("ignoring unreadable history record", "key", fmt.Sprintf("%.64x", e.key), "err", err)
 			continue
 		}
-		all = append(all, device.Span{
-			Number: binary.BigEndian.Uint64(e.key[8:]), Pod: r.Pod, Container: r.Container, Resource: r.Resource, IDs: r.IDs,
-			From: r.From, FromApprox: r.FromLate, Until: r.Until, UntilApprox: r.UntilLate,
-		})
+		span.Number = binary.BigEndian.Uint64(e.key[8:])
+		all = append(all, span)
 	}
 	return all
 }
@@ -212,10 +198,7 @@ func (h *History) SaveHistory(save []device.Span, forget []device.SpanKey) error
 }
 
 func saveSpan(open, ended bucket, span device.Span) error {
-	value, err := json.Marshal(spanRecord{
-		Pod: span.Pod, Container: span.Container, Resource: span.Resource, IDs: span.IDs,
-		From: span.From, FromLate: span.FromApprox, Until: span.Until, UntilLate: span.UntilApprox,
-	})
+	value, err := json.Marshal(span)
 	if err != nil {
 		return err
 	}
@@ -295,11 +278,9 @@ func ReadHistoryFile(path string, log *slog.Logger) (HistoryContent, error) {
 	if err != nil {
 		return HistoryContent{}, err
 	}
-	o := historySchema.options()
-	o.ReadOnly = true
-	db, err := bolt.Open(path, 0o600, o)
+	db, err := historySchema.openReadOnly(path)
 	if err != nil {
-		return HistoryContent{}, fmt.Errorf("opening the history file %s: %w", path, err)
+		return HistoryContent{}, err
 	}
 	spans, err := readSpans(db, time.Time{})
 	operators, failed := entries(db, actionsBucket, nil)
