@@ -21,7 +21,7 @@ func (g *Gate) command(ctx context.Context, d device.Departure, r device.Resourc
 	if err != nil {
 		return true, err
 	}
-	for _, text := range append(slices.Clone(ids), nodes...) {
+	for _, text := range slices.Concat(ids, nodes) {
 		if strings.ContainsFunc(text, func(c rune) bool { return c <= ' ' || c == 0x7f }) {
 			return false, fmt.Errorf("release.command of %s cannot be told of %q: it has a space or a control character", r, text)
 		}
@@ -50,17 +50,12 @@ func (g *Gate) command(ctx context.Context, d device.Departure, r device.Resourc
 // named returns the names of a pod's devices of a resource, and the paths of their nodes.
 func (g *Gate) named(ctx context.Context, d device.Departure, r device.ResourceName) (names, nodes []string, err error) {
 	var ids []device.ID
-	seen, found := map[device.ID]bool{}, map[string]bool{}
+	found := map[string]bool{}
 	for _, s := range device.Shares(d.Assignments) {
 		if s.Resource != r || len(s.IDs) == 0 {
 			continue
 		}
-		for _, id := range s.IDs {
-			if !seen[id] {
-				seen[id] = true
-				ids = append(ids, id)
-			}
-		}
+		ids = append(ids, s.IDs...)
 		of, err := g.Nodes.Of(ctx, s.Grant)
 		if err != nil {
 			return nil, nil, err
@@ -73,7 +68,7 @@ func (g *Gate) named(ctx context.Context, d device.Departure, r device.ResourceN
 		}
 	}
 	slices.SortFunc(ids, device.CompareIDs)
-	return lists.Strings(ids), nodes, nil
+	return lists.Strings(slices.Compact(ids)), nodes, nil
 }
 
 // join returns the first texts of a list with spaces between them, at most maxList bytes, and the others.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/cgroups"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/reclaim/openers"
@@ -41,7 +42,7 @@ const (
 	maxHolders = 16
 )
 
-// A Finder looks for the processes that have devices open or mapped, as openers.Find does.
+// A Finder looks for the processes that have devices open or mapped, as openers.Client does.
 type Finder interface {
 	Find(context.Context, []openers.Device) (openers.Scan, error)
 }
@@ -226,10 +227,10 @@ func (g *Gate) forgetAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.closed = true
-	for uid, p := range g.proofs {
+	for _, p := range g.proofs {
 		p.forget()
-		delete(g.proofs, uid)
 	}
+	clear(g.proofs)
 }
 
 // Running reports whether a command for a pod's devices runs, also after Forget, which stops it, and also one that an earlier process of
@@ -311,9 +312,6 @@ func (g *Gate) endLeft(ctx context.Context) {
 
 // step does what is due, and returns when to come again; zero: after the next wake.
 func (g *Gate) step(ctx context.Context) (again time.Time) {
-	later := func(at time.Time) {
-		again = loops.Earliest(again, at)
-	}
 	g.mu.Lock()
 	now := time.Now()
 	var searches []*proof
@@ -322,9 +320,9 @@ func (g *Gate) step(ctx context.Context) (again time.Time) {
 		case p.result == nil || p.running || len(p.networks) > 0:
 		case !p.searches && p.Failed != "": // the operator decides
 		case now.Before(p.due):
-			later(p.due)
+			again = loops.Earliest(again, p.due)
 		case p.searches && now.Before(g.rested):
-			later(g.rested)
+			again = loops.Earliest(again, g.rested)
 		case p.searches:
 			searches = append(searches, p)
 		case g.commands[p.commands[0]], g.leftLocked(ofResource(p.commands[0])): // its end wakes
@@ -346,22 +344,26 @@ func (p *proof) retryLocked() {
 	p.retries++
 }
 
+// A look is the part of a search that is about one proof.
+type look struct {
+	*proof
+	nodes   map[openers.Device]string // the paths of the pod's own device nodes
+	holders []device.Process
+	watched []openers.Process // of these
+	err     error
+}
+
 // search looks for openers of the devices of several proofs.
-func (g *Gate) search(ctx context.Context, all []*proof) {
-	byProof, failed := map[*proof]map[openers.Device]string{}, map[*proof]error{}
+func (g *Gate) search(ctx context.Context, proofs []*proof) {
 	shared := g.shared()
 	searched := map[openers.Device]bool{}
-	for _, p := range all {
+	all := lists.Map(proofs, func(p *proof) *look {
 		nodes, err := g.own(ctx, p, shared)
-		if err != nil {
-			failed[p] = err
-			continue
-		}
-		byProof[p] = nodes
 		for d := range nodes {
 			searched[d] = true
 		}
-	}
+		return &look{proof: p, nodes: nodes, err: err}
+	})
 	wanted := slices.Collect(maps.Keys(searched))
 	var scan openers.Scan
 	for part := range slices.Chunk(wanted, openers.MaxDevices) {
@@ -379,9 +381,9 @@ func (g *Gate) search(ctx context.Context, all []*proof) {
 			err = errors.New("devmgrd openers sees the processes of its own container only: it needs the host's PID namespace (hostPID: true)")
 		}
 		if err != nil {
-			for p, nodes := range byProof {
-				if slices.ContainsFunc(part, func(d openers.Device) bool { return nodes[d] != "" }) {
-					failed[p] = err
+			for _, p := range all {
+				if slices.ContainsFunc(part, func(d openers.Device) bool { return p.nodes[d] != "" }) {
+					p.err = err
 				}
 			}
 			continue
@@ -389,9 +391,8 @@ func (g *Gate) search(ctx context.Context, all []*proof) {
 		scan.Openers, scan.More, scan.Unknown = append(scan.Openers, one.Openers...), append(scan.More, one.More...), append(scan.Unknown, one.Unknown...)
 	}
 	ignored := g.ignored()
-	holders, watched := map[*proof][]device.Process{}, map[*proof][]openers.Process{}
 	for _, p := range all { // without the lock: naming a pod takes that of the pods
-		holders[p], watched[p] = g.holders(p.Pod, byProof[p], scan, ignored)
+		p.holders, p.watched = g.holders(p.Pod, p.nodes, scan, ignored)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -400,14 +401,14 @@ func (g *Gate) search(ctx context.Context, all []*proof) {
 			continue
 		}
 		before := p.result
-		switch err := failed[p]; {
-		case err != nil:
-			p.result = &device.Release{Why: "it is not known whether other processes use the devices: " + err.Error(), Failed: p.Failed}
+		switch {
+		case p.err != nil:
+			p.result = &device.Release{Why: "it is not known whether other processes use the devices: " + p.err.Error(), Failed: p.Failed}
 			p.retryLocked()
-		case len(holders[p]) > 0:
-			p.result = &device.Release{Why: "other processes use the devices", Holders: holders[p], Failed: p.Failed}
+		case len(p.holders) > 0:
+			p.result = &device.Release{Why: "other processes use the devices", Holders: p.holders, Failed: p.Failed}
 			p.retryLocked()
-			g.watchLocked(p, watched[p])
+			g.watchLocked(p.proof, p.watched)
 		default:
 			if p.unwatch != nil {
 				p.unwatch()

@@ -54,7 +54,7 @@ func (w *world) Find(_ context.Context, all []openers.Device) (openers.Scan, err
 	var names []string
 	scan := openers.Scan{CPU: w.cpu, Files: w.files, Over: w.over, Namespace: w.namespace, Unknown: w.unknown}
 	for _, d := range all {
-		names = append(names, d.String())
+		names = append(names, fmt.Sprintf("char %d:%d", d.Major, d.Minor))
 		scan.Openers = append(scan.Openers, w.holds[d.Minor]...)
 	}
 	slices.Sort(names)
@@ -351,7 +351,7 @@ func TestSearch_IgnoredProcesses_DoNotCount(t *testing.T) {
 		"a user's cgroup named like a monitor's":    {openers.Process{PID: 1 << 30, Command: "dcgm", Cgroup: "/user.slice/user-1000.slice/user@1000.service/kubepods/pod" + uid}, "process 1073741824 (dcgm) has /dev/gpu1 open"},
 		"a container of root nested elsewhere":      {openers.Process{PID: 1 << 30, Command: "agent", ExeFile: file, Cgroup: "/system.slice/docker-0.scope/kubepods/poda/0", Root: true}, "process 1073741824 (agent) has /dev/gpu1 open"},
 		"a container with that executable":          {openers.Process{PID: 1 << 30, Command: "agent", ExeFile: file, Cgroup: "/kubepods/burstable/pod" + strings.ReplaceAll(uid, "5", "6") + "/abc", Root: true}, "process 1073741824 (agent) of the pod with UID 11111111-2222-3333-4444-666666666666 has /dev/gpu1 open"},
-		"a service that calls itself so":            {openers.Process{PID: 1 << 30, Command: "agent", ExeFile: openers.File{Device: 1, Inode: 2}, Executable: self}, "process 1073741824 (agent) has /dev/gpu1 open"},
+		"a service that calls itself so":            {openers.Process{PID: 1 << 30, Command: "agent", ExeFile: openers.File{Device: 1, Inode: 2}}, "process 1073741824 (agent) has /dev/gpu1 open"},
 		"a monitor's pod":                           {openers.Process{PID: 1 << 30, Command: "dcgm", Cgroup: inPod}, "free"},
 		"a pod of another namespace with that name": {openers.Process{PID: 1 << 30, Command: "dcgm", Cgroup: strings.ReplaceAll(inPod, "5", "7")}, "process 1073741824 (dcgm) of pod tenant/dcgm-x has /dev/gpu1 open"},
 	} {
@@ -572,7 +572,7 @@ func TestWatch_HolderEnds_IsNoticedAtOnce(t *testing.T) {
 	pid := holder.Process.Pid
 	w := &world{}
 	g := start(t, w)
-	w.opens(1, openers.Process{PID: pid, Started: started(pid), Command: "sleep"})
+	w.opens(1, openers.Process{PID: pid, Started: openers.Started(pid), Command: "sleep"})
 	a := gone("a", gpu, 1)
 	for r := g.Release(a); len(r.Holders) == 0; r = g.Release(a) {
 		<-g.Changed()
@@ -600,7 +600,7 @@ func TestRun_HolderLives_Ends(t *testing.T) {
 	pid := holder.Process.Pid
 	w := &world{}
 	g := start(t, w) // the end of the test waits for Run
-	w.opens(1, openers.Process{PID: pid, Started: started(pid), Command: "sleep"})
+	w.opens(1, openers.Process{PID: pid, Started: openers.Started(pid), Command: "sleep"})
 	for r := g.Release(gone("a", gpu, 1)); len(r.Holders) == 0; r = g.Release(gone("a", gpu, 1)) {
 		<-g.Changed()
 	}

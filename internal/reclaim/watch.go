@@ -1,12 +1,8 @@
 package reclaim
 
 import (
-	"bytes"
 	"context"
-	"fmt"
 	"os"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,7 +25,7 @@ func (g *Gate) watchLocked(p *proof, processes []openers.Process) {
 			if err != nil {
 				return
 			}
-			if started(one.PID) != one.Started {
+			if openers.Started(one.PID) != one.Started {
 				unix.Close(fd) // another process with that number, or in another PID namespace
 				return
 			}
@@ -60,19 +56,4 @@ func ended(ctx context.Context, pidfd int) bool {
 		return gone
 	})
 	return err == nil && gone
-}
-
-// started returns when a process started, in clock ticks since the boot; 0: not known.
-func started(pid int) uint64 {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // the name before may have spaces
-	const startTime = 22 - 3                                                  // the rest begins with the third field
-	if len(fields) <= startTime {
-		return 0
-	}
-	ticks, _ := strconv.ParseUint(fields[startTime], 10, 64)
-	return ticks
 }

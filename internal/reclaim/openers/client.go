@@ -18,7 +18,7 @@ type Client struct {
 	Path string // of its unix socket
 }
 
-// Find is the package's Find, made by the server. It fails with ctx, too. A server that does not answer counts as busy all the time.
+// Find has the server look for the openers of devices, which are 1024 at most. It fails with ctx, too. A server that does not answer counts as busy all the time.
 func (c Client) Find(ctx context.Context, devices []Device) (Scan, error) {
 	scan, err := c.find(ctx, devices)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 
@@ -27,11 +28,7 @@ func describe(dir, pid int, buffer []byte) (Process, error) {
 		return p, err
 	}
 	p.Root = isRoot(dir, buffer)
-	p.Executable, err = readLinkAt(dir, name("exe\x00"), buffer[:unix.PathMax-1])
-	if err != nil {
-		return p, nil // none, or it may not be read: the other names have to do
-	}
-	var file unix.Statx_t
+	var file unix.Statx_t // without an executable, or one that may be read, the names have to do
 	if statAt(dir, name("exe\x00"), unix.STATX_INO, &file) == nil {
 		p.ExeFile = File{Device: unix.Mkdev(file.Dev_major, file.Dev_minor), Inode: file.Ino}
 	}
@@ -69,6 +66,16 @@ func describeBriefly(proc string, pid int) Process {
 	}
 	p.Cgroup, _ = cgroup(dir, buffer)
 	return p
+}
+
+// Started returns when a process of /proc started, in clock ticks since the boot; 0: not known.
+func Started(pid int) uint64 {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	s, _ := parseStatus(text)
+	return s.started
 }
 
 // A status is what /proc/PID/stat says of a process or thread.

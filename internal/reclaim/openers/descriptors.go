@@ -8,26 +8,27 @@ import (
 
 // descriptors looks at one table of descriptors of the process at hand.
 func (w *worker) descriptors(table name) error {
-	fd, err := openAt(w.dir, table, unix.O_RDONLY|unix.O_DIRECTORY)
+	return w.list(table, "fd", w.entries, func(dir int, n name) error {
+		return unlessGone(w.file(dir, n, Open)) // it may have been closed meanwhile
+	})
+}
+
+// list calls visit for each name in a directory of the process at hand, which errors call so.
+func (w *worker) list(directory name, called string, buffer []byte, visit func(dir int, n name) error) error {
+	fd, err := openAt(w.dir, directory, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
-		return w.unread("fd", err)
+		return w.unread(called, err)
 	}
 	defer unix.Close(fd)
 	var failed error
-	err = eachEntry(fd, w.entries, func(n name) error {
-		failed = w.file(fd, n, Open)
-		if gone(failed) {
-			failed = nil // closed meanwhile
-		}
+	err = eachEntry(fd, buffer, func(n name) error {
+		failed = visit(fd, n)
 		return failed
 	})
-	if failed != nil {
-		return failed
+	if failed == nil && err != nil {
+		return w.unread(called, err)
 	}
-	if err != nil {
-		return w.unread("fd", err)
-	}
-	return nil
+	return failed
 }
 
 // file looks at a file that the process at hand has open or mapped: at the end of a link in proc.
@@ -97,25 +98,12 @@ func (w *worker) alone() (bool, error) {
 
 // eachThread calls visit for each thread of the process at hand.
 func (w *worker) eachThread(visit func(tid int) error) error {
-	fd, err := openAt(w.dir, name("task\x00"), unix.O_RDONLY|unix.O_DIRECTORY)
-	if err != nil {
-		return w.unread("task", err)
-	}
-	defer unix.Close(fd)
-	var failed error
-	err = eachEntry(fd, w.list, func(n name) error {
-		if failed = w.spend(); failed == nil {
-			failed = visit(number(n))
+	return w.list(name("task\x00"), "task", w.tasks, func(_ int, n name) error {
+		if err := w.spend(); err != nil {
+			return err
 		}
-		return failed
+		return visit(number(n))
 	})
-	if failed != nil {
-		return failed
-	}
-	if err != nil {
-		return w.unread("task", err)
-	}
-	return nil
 }
 
 // otherTables looks at the tables of descriptors that threads of the process at hand do not share with its first thread.
@@ -135,7 +123,7 @@ func (w *worker) otherTables() error {
 		if len(w.tables) < maxTables {
 			w.tables = append(w.tables, tid)
 		}
-		return w.unlessGone(w.descriptors(w.named("task/", tid, "/fd")))
+		return unlessGone(w.descriptors(w.named("task/", tid, "/fd")))
 	})
 }
 
@@ -145,7 +133,7 @@ func (w *worker) ended() error {
 	return w.eachThread(func(tid int) error {
 		text, err := readAt(w.dir, w.named("task/", tid, "/stat"), w.text)
 		if err != nil {
-			return w.unlessGone(w.unread("stat", err))
+			return unlessGone(w.unread("stat", err))
 		}
 		s, err := parseStatus(text)
 		if err != nil {

@@ -4,7 +4,7 @@
 // The package runs in a process of its own with the capabilities that the daemon does without, and answers on a unix socket. It
 // knows no settings and no resources, and of pods only which cgroup is whose.
 //
-//	openers.go       the values, and Find
+//	openers.go       the values
 //	finder.go        one scan: its workers, and the processes that block them
 //	record.go        what a scan has found
 //	worker.go        one process after the other

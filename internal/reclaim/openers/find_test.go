@@ -19,6 +19,11 @@ import (
 	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
+// Find makes a scan with a finder of its own.
+func Find(ctx context.Context, proc string, devices []Device) (Scan, error) {
+	return newFinder(proc).find(ctx, devices)
+}
+
 // find scans the machine.
 func find(t testing.TB, devices ...Device) Scan {
 	t.Helper()
@@ -70,7 +75,7 @@ func TestFind_Open(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := scan.Openers[i]
-	if o.Executable != self || o.ExeFile != (File{file.Dev, file.Ino}) || o.Command == "" || !strings.HasPrefix(self, filepath.Dir(self)+"/"+o.Command) || o.Cgroup == "" || o.How != Open {
+	if o.ExeFile != (File{file.Dev, file.Ino}) || o.Command == "" || !strings.HasPrefix(self, filepath.Dir(self)+"/"+o.Command) || o.Cgroup == "" || o.How != Open {
 		t.Errorf("found %+v, want executable %s", o, self)
 	}
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", o.PID))
@@ -222,7 +227,7 @@ func TestFind_LeaderEnded(t *testing.T) {
 	want(t, c.Process.Pid, Open)
 	scan := find(t, full)
 	for _, o := range scan.Openers {
-		if o.PID == c.Process.Pid && (o.Executable == "" || o.Started == 0) {
+		if o.PID == c.Process.Pid && (o.ExeFile == File{} || o.Started == 0) {
 			t.Errorf("found %+v", o)
 		}
 	}

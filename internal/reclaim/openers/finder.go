@@ -39,7 +39,11 @@ func newFinder(proc string) *finder {
 	return &finder{proc: proc, patience: patience, exitLimit: exitLimit, maxFiles: maxFiles, blocked: map[int]device.PodUID{}}
 }
 
-// find is Find. Only one call may run at a time.
+// find looks for the openers of devices, which are 1024 at most, among all processes of proc. That is "/proc", or another mount of
+// that file system. The calling process is left out. Only one call may run at a time.
+//
+// It fails if it lacks a capability, if proc hides processes, if more than 64 processes outside of pods are unknown, and with ctx. It then
+// knows nothing of any device: the Scan has only its CPU time. When ctx ends, find returns at once, or within 3 s if a process blocks it.
 func (f *finder) find(ctx context.Context, devices []Device) (Scan, error) {
 	scan, err := f.search(ctx, devices)
 	if err != nil {

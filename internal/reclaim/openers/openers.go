@@ -1,13 +1,9 @@
 package openers
 
-import (
-	"context"
-	"fmt"
-	"time"
-)
+import "time"
 
 const (
-	// MaxDevices is the number of devices that Find takes.
+	// MaxDevices is the number of devices that a scan takes.
 	MaxDevices    = 1024
 	maxOpeners    = 16   // of one device, with their details
 	maxAllOpeners = 1024 // of all devices of a request, with their details
@@ -25,15 +21,6 @@ type Device struct {
 	Minor uint32 `json:"minor"`
 }
 
-// String returns a Device as stat(1) and ls(1) show one, such as "char 195:0".
-func (d Device) String() string {
-	kind := "char"
-	if d.Block {
-		kind = "block"
-	}
-	return fmt.Sprintf("%s %d:%d", kind, d.Major, d.Minor)
-}
-
 // A File is the identity of a file, as stat(2) returns it to a process on the host. The zero value: unknown.
 type File struct {
 	Device uint64 `json:"device"` // st_dev
@@ -42,13 +29,12 @@ type File struct {
 
 // A Process is a process with the names that help an operator to find it.
 type Process struct {
-	PID        int    `json:"pid"`                  // in the PID namespace of the /proc that was scanned
-	Started    uint64 `json:"started"`              // in clock ticks since the boot. It tells a process from an earlier one with its PID
-	Command    string `json:"command"`              // its short name, which the process chooses itself: any bytes
-	Executable string `json:"executable,omitempty"` // a path in the process's mount namespace; empty: a kernel thread, or unknown. At most 4095 bytes
-	ExeFile    File   `json:"exeFile"`              // the executable. A process with a user namespace may change it to another executable file
-	Cgroup     string `json:"cgroup"`               // where the container runtime has put the process: a path from the root of a hierarchy
-	Root       bool   `json:"root,omitempty"`       // its effective user is root of the machine's first user namespace
+	PID     int    `json:"pid"`            // in the PID namespace of the /proc that was scanned
+	Started uint64 `json:"started"`        // in clock ticks since the boot. It tells a process from an earlier one with its PID
+	Command string `json:"command"`        // its short name, which the process chooses itself: any bytes
+	ExeFile File   `json:"exeFile"`        // the executable. A process with a user namespace may change it to another executable file
+	Cgroup  string `json:"cgroup"`         // where the container runtime has put the process: a path from the root of a hierarchy
+	Root    bool   `json:"root,omitempty"` // its effective user is root of the machine's first user namespace
 }
 
 // A How is the way in which a process holds a device.
@@ -73,7 +59,7 @@ type Unknown struct {
 	Reason string `json:"reason"` // such as "is exiting"
 }
 
-// A Scan is the result of Find. A device is not held if it is in no Opener, and there is no Unknown.
+// A Scan is what has been found. A device is not held if it is in no Opener, and there is no Unknown.
 type Scan struct {
 	Openers   []Opener      `json:"openers,omitempty"`   // at most 16 of a device, and 1024 in all. Each device that is held has one at least
 	More      []Device      `json:"more,omitempty"`      // devices with further openers
@@ -83,13 +69,4 @@ type Scan struct {
 	Files     int           `json:"files"`               // descriptors and mapped files that were looked at
 	Over      int           `json:"over,omitempty"`      // of these, those of pods and processes that have used up their share
 	CPU       time.Duration `json:"cpu"`                 // user and system time, also of a scan that fails
-}
-
-// Find looks for the openers of devices, which are 1024 at most, among all processes of proc. That is "/proc", or another mount of
-// that file system. The calling process is left out.
-//
-// Find fails if it lacks a capability, if proc hides processes, if more than 64 processes outside of pods are unknown, and with ctx. It then
-// knows nothing of any device: the Scan has only its CPU time. When ctx ends, Find returns at once, or within 3 s if a process blocks it.
-func Find(ctx context.Context, proc string, devices []Device) (Scan, error) {
-	return newFinder(proc).find(ctx, devices)
 }

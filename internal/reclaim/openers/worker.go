@@ -50,7 +50,7 @@ type worker struct {
 
 	path    name
 	entries []byte // of proc/PID/fd
-	list    []byte // of proc/PID/task
+	tasks   []byte // of proc/PID/task
 	text    []byte // proc/PID/maps, and other files
 	tables  []int  // threads with tables of their own
 
@@ -63,7 +63,7 @@ type worker struct {
 func newWorker(ctx context.Context, f *finder, r *record, self string) *worker {
 	return &worker{
 		ctx: ctx, finder: f, record: r, self: self, done: make(chan struct{}),
-		path: make(name, 0, 64), entries: make([]byte, 32<<10), list: make([]byte, 32<<10), text: make([]byte, 64<<10), seed: maphash.MakeSeed(),
+		path: make(name, 0, 64), entries: make([]byte, 32<<10), tasks: make([]byte, 32<<10), text: make([]byte, 64<<10), seed: maphash.MakeSeed(),
 		looked: map[uint64]struct{}{}, missed: map[uint64]struct{}{}, again: map[uint64]struct{}{},
 	}
 }
@@ -205,8 +205,7 @@ func (w *worker) process(pid int, last bool) (bool, error) {
 		return w.add(dir, nil, last)
 	case blocks:
 		return w.add(dir, &unseenError{reason: "is of a pod that has blocked an earlier scan, which still waits", final: true}, last)
-	}
-	if slow {
+	case slow:
 		return w.add(dir, &unseenError{reason: "takes the scan too long, with its pod's other processes", final: true}, last)
 	}
 	living, err := w.look()
@@ -267,7 +266,7 @@ func (w *worker) look() (living int, err error) {
 		// The directory of a thread is not listed in proc, and has what that of a process has.
 		thread, err := openAt(w.root, w.named("", tid, ""), unix.O_PATH|unix.O_DIRECTORY)
 		if err != nil {
-			return w.unlessGone(w.unread("", err))
+			return unlessGone(w.unread("", err))
 		}
 		mapped, err := w.mappings(thread)
 		if err == nil && mapped {
@@ -275,7 +274,7 @@ func (w *worker) look() (living int, err error) {
 			return nil
 		}
 		unix.Close(thread)
-		return w.unlessGone(err)
+		return unlessGone(err)
 	})
 	if err != nil || living >= 0 {
 		return living, err
@@ -334,8 +333,8 @@ func (w *worker) unread(file string, err error) error {
 	return &unseenError{reason: fmt.Sprintf("cannot be read: %s: %v", file, err)}
 }
 
-// unlessGone drops an error that reports the end of a thread, rather than of the process.
-func (w *worker) unlessGone(err error) error {
+// unlessGone drops an error that reports the end of a thread or a descriptor, rather than of the process.
+func unlessGone(err error) error {
 	if gone(err) {
 		return nil
 	}
