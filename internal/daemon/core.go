@@ -82,7 +82,7 @@ func (d *daemon) addCore() error {
 		Plugin: pluginOf(d.plugins.Registrations), Devices: d.devices, Units: units.Systemd{}, Log: d.logFor("healthcommand"), Metrics: d.metrics,
 	})
 	if c.Metrics.Devices {
-		d.metrics.MustRegister(newDeviceInfo(d.devices))
+		d.metrics.MustRegister(newDeviceInfo(d.devices.EachDevice))
 	}
 	d.add(
 		part{name: "events", run: d.notifier.Run},

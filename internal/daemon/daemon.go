@@ -38,7 +38,7 @@ type daemon struct {
 	stateFile   *store.Store
 	historyFile *store.History
 	open        []device.Span // of the history file
-	notifier    notifier
+	notifier    *notifier
 	rules       *pluginrules.Guard
 	api         kube.Client // nil: kubernetes.mode is none
 

@@ -15,17 +15,13 @@ const maxDeviceSeries = 1024
 
 // A deviceInfo reports on each scrape the devices of this node, each with its pod: for metrics.devices.
 type deviceInfo struct {
-	view interface {
-		EachDevice(device.ResourceName) iter.Seq[device.DeviceStatus]
-	}
+	devices func(device.ResourceName) iter.Seq[device.DeviceStatus]
 	info    *prometheus.Desc
 	omitted *prometheus.Desc
 }
 
-func newDeviceInfo(view interface {
-	EachDevice(device.ResourceName) iter.Seq[device.DeviceStatus]
-}) *deviceInfo {
-	return &deviceInfo{view,
+func newDeviceInfo(devices func(device.ResourceName) iter.Seq[device.DeviceStatus]) *deviceInfo {
+	return &deviceInfo{devices,
 		prometheus.NewDesc("devmgrd_device_info",
 			"Always 1: a device, its state, and each pod that has it with its containers. At most 1024 devices; only with metrics.devices.",
 			[]string{"resource_name", "device", "state", "healthy", "cordoned", "namespace", "pod", "container"}, nil),
@@ -42,7 +38,7 @@ func (d *deviceInfo) Describe(to chan<- *prometheus.Desc) {
 // Collect is part of prometheus.Collector.
 func (d *deviceInfo) Collect(to chan<- prometheus.Metric) {
 	series, omitted := 0, 0
-	for one := range d.view.EachDevice("") {
+	for one := range d.devices("") {
 		holders := []device.Holder{{}}
 		if one.Holder != nil {
 			holders = append([]device.Holder{*one.Holder}, one.Sharers...)

@@ -28,7 +28,7 @@ func TestDeviceInfo_SharedDevices_SeriesAreBounded(t *testing.T) {
 		all = append(all, device.DeviceStatus{Resource: "vendor.com/gpu", Device: device.Device{ID: device.ID(fmt.Sprint("d", i))}, Holder: &pods[0], Sharers: pods[1:]})
 	}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(newDeviceInfo(all))
+	registry.MustRegister(newDeviceInfo(all.EachDevice))
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
