@@ -79,10 +79,8 @@ func Adopt(f File, s AdoptInput) Plan {
 	}
 	for _, r := range s.Pods {
 		a.recorded[r.Demand.Pod.UID] = r
-		for _, as := range r.Assignments {
-			for _, share := range as.Shares {
-				a.own(share.Resource, share.IDs, r.Demand.Pod, "devmgrd's state file")
-			}
+		for _, share := range device.Shares(r.Assignments) {
+			a.own(share.Resource, share.IDs, r.Demand.Pod, "devmgrd's state file")
 		}
 	}
 	for from, e := range f.Entries {
@@ -165,7 +163,7 @@ func (a *adoption) pod(uid device.PodUID, entries []Entry) {
 		if !active {
 			fate = PodEnded
 		}
-		has, held := assignment(old, name)
+		has, held := device.AssignmentOf(old.Assignments, name)
 		switch {
 		case held && same(has, as):
 			fate = AlreadyRecorded
@@ -275,7 +273,7 @@ func (a *adoption) waiting() {
 	}
 	for _, d := range a.input.Active {
 		for _, want := range d.Demands {
-			if _, held := assignment(a.recorded[d.Pod.UID], want.Container.Name); held || taken[want.Container] || d.Mirror {
+			if _, held := device.AssignmentOf(a.recorded[d.Pod.UID].Assignments, want.Container.Name); held || taken[want.Container] || d.Mirror {
 				continue
 			}
 			wants := lists.Map(slices.Sorted(maps.Keys(want.Wants)), func(r device.ResourceName) string { return fmt.Sprintf("%d of %s", want.Wants[r], r) })
@@ -343,15 +341,6 @@ func demandsOf(has map[string]device.Assignment) []device.Demand {
 		all = append(all, d)
 	}
 	return all
-}
-
-func assignment(r device.PodRecord, container string) (device.Assignment, bool) {
-	for _, as := range r.Assignments {
-		if as.Container.Name == container {
-			return as, true
-		}
-	}
-	return device.Assignment{}, false
 }
 
 // same reports whether two assignments have the same devices. The plugin's answers may differ.

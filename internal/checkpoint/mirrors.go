@@ -97,10 +97,9 @@ func (s *selection) set(d device.PluginDir) {
 	same := slices.Equal(s.resources, resources)
 	s.resources = resources
 	s.mu.Unlock()
-	if same {
-		return
+	if !same {
+		loops.Signal(s.changes)
 	}
-	loops.Signal(s.changes)
 }
 
 // has reports whether a resource is shown.

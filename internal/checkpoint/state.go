@@ -40,24 +40,22 @@ func healthy(o device.Inventory) []device.ID {
 
 // add adds entries for a pod's devices of the shown resources.
 func (f *File) add(pod device.Pod, all []device.Assignment, shown func(device.ResourceName) bool) error {
-	for _, as := range all {
-		for _, s := range as.Shares {
-			if !shown(s.Resource) {
-				continue
-			}
-			a, err := answer(s.Grant)
-			if err != nil {
-				return fmt.Errorf("pod %s, container %s, %s: %w", pod, as.Container.Name, s.Resource, err)
-			}
-			e := Entry{Container: as.Container, Resource: s.Resource, Devices: make([]device.Device, len(s.IDs)), Answer: a}
-			for i, id := range s.IDs {
-				e.Devices[i].ID = id
-				if i < len(s.Near) {
-					e.Devices[i].NUMA = s.Near[i]
-				}
-			}
-			f.Entries = append(f.Entries, e)
+	for c, s := range device.Shares(all) {
+		if !shown(s.Resource) {
+			continue
 		}
+		a, err := answer(s.Grant)
+		if err != nil {
+			return fmt.Errorf("pod %s, container %s, %s: %w", pod, c.Name, s.Resource, err)
+		}
+		e := Entry{Container: c, Resource: s.Resource, Devices: make([]device.Device, len(s.IDs)), Answer: a}
+		for i, id := range s.IDs {
+			e.Devices[i].ID = id
+			if i < len(s.Near) {
+				e.Devices[i].NUMA = s.Near[i]
+			}
+		}
+		f.Entries = append(f.Entries, e)
 	}
 	return nil
 }

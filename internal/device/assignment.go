@@ -80,6 +80,16 @@ func Shares(all []Assignment) iter.Seq2[Container, Share] {
 	}
 }
 
+// AssignmentOf returns the assignment of the container of that name, if there is one.
+func AssignmentOf(all []Assignment, container string) (Assignment, bool) {
+	for _, as := range all {
+		if as.Container.Name == container {
+			return as, true
+		}
+	}
+	return Assignment{}, false
+}
+
 // A Choice is a proposal of devices for one container, without a hold.
 type Choice map[ResourceName][]ID
 

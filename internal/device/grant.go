@@ -112,13 +112,10 @@ var steering = []string{
 // and prefixes of keys followed by an asterisk.
 func (g Grant) CheckSteering(allowed []string) error {
 	for _, key := range slices.Sorted(maps.Keys(g.Annotations)) {
-		if begins(key, steering) && !slices.ContainsFunc(allowed, func(pattern string) bool { return matches(pattern, key) }) {
+		steers := slices.ContainsFunc(steering, func(prefix string) bool { return strings.HasPrefix(key, prefix) })
+		if steers && !matchesAny(allowed, key) {
 			return fmt.Errorf("annotations[%q]: it steers the container runtime; to allow it, add it to plugins.allowedAnnotations", Clip(key))
 		}
 	}
 	return nil
-}
-
-func begins(key string, all []string) bool {
-	return slices.ContainsFunc(all, func(prefix string) bool { return strings.HasPrefix(key, prefix) })
 }

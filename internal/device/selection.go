@@ -39,12 +39,7 @@ func (s Selection) equal(t Selection) bool {
 }
 
 func matchesAny(patterns []string, text string) bool {
-	for _, p := range patterns {
-		if matches(p, text) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(patterns, func(p string) bool { return matches(p, text) })
 }
 
 // matches reports whether a pattern matches the whole of a text.

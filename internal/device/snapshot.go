@@ -95,12 +95,7 @@ type PodAllocation struct {
 
 // Of returns the assignment of the container of that name, if any.
 func (h *PodAllocation) Of(container string) (Assignment, bool) {
-	for _, as := range h.Assignments {
-		if as.Container.Name == container {
-			return as, true
-		}
-	}
-	return Assignment{}, false
+	return AssignmentOf(h.Assignments, container)
 }
 
 // A Change is the difference for one pod between a Snapshot and the next.

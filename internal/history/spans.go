@@ -65,10 +65,8 @@ func (s *spans) of(uid device.PodUID) map[part]device.Span {
 func (s *spans) show(h *device.PodAllocation, at time.Time, late bool) {
 	at = at.Round(0).UTC() // the history file keeps no monotonic clock
 	holds := map[part][]device.ID{}
-	for _, as := range h.Assignments {
-		for _, share := range as.Shares {
-			holds[part{as.Container.Name, share.Resource}] = share.IDs
-		}
+	for c, share := range device.Shares(h.Assignments) {
+		holds[part{c.Name, share.Resource}] = share.IDs
 	}
 	mine := s.of(h.Pod.UID)
 	for p, span := range mine {

@@ -62,16 +62,9 @@ func (r Result) Assignments(d device.PodDemand) (all []device.Assignment) {
 }
 
 // Plan chooses devices for every container of a pod that has none yet, or returns why it cannot: all or nothing. It is pure:
-// equal inputs and resources lead to equal results.
-//
-// For each resource of a container Plan takes, in this order: the devices in the container's stamp, if the state file was
-// lost; healthy devices of the pod's init containers, which end before later containers start; free devices. App containers
-// and sidecars keep the devices that they take from an init container, so no other container can have them too. The kubelet's
-// device manager has these rules, and the scheduler's arithmetic relies on them.
-//
-// Plan takes free devices near as few NUMA nodes as suffice for all of the container's (or the pod's) resources; among those
-// the plugin's preferred ones, then those that the resource's ordering puts first. It takes devices that a plugin has recently refused only where the pod
-// cannot be served without them.
+// equal inputs and resources lead to equal results. Which devices it takes is in the package's documentation: the kubelet's device manager
+// hands on the devices of init containers by the same rules, and the scheduler's arithmetic relies on them. Plan takes devices that a plugin has
+// recently refused only where the pod cannot be served without them.
 func Plan(w Input, from Resources) (Result, *device.Refusal) {
 	for r := range w.Demand.Requests() {
 		if resource := from[r]; resource != nil && resource.AnyRefused() {
@@ -205,7 +198,8 @@ func (p *planner) choose(i int, on drafts, near nodes) *device.Refusal {
 		return nil
 	}
 	d := p.Demand.Demands[i]
-	if held := sharesOf(p.Has, d.Container.Name); held != nil {
+	if as, has := device.AssignmentOf(p.Has, d.Container.Name); has {
+		held := ledger.DevicesOf([]device.Assignment{as})
 		for r := range p.open.Demands[i].Wants {
 			p.draft(on, r).assign(d.Kind, held[r])
 		}
@@ -492,11 +486,3 @@ func (p *planner) mismatch(whose string, lines []request, on drafts) *device.Ref
 
 // strict reports whether the pod waits rather than have its devices apart. A pod that already runs keeps its devices.
 func (w Input) strict() bool { return w.Topology.strict() && len(w.Running) == 0 }
-
-// sharesOf returns a container's current devices, or nil.
-func sharesOf(has []device.Assignment, container string) ledger.Devices {
-	if i := slices.IndexFunc(has, func(a device.Assignment) bool { return a.Container.Name == container }); i >= 0 {
-		return ledger.DevicesOf(has[i : i+1])
-	}
-	return nil
-}

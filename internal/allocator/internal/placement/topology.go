@@ -5,7 +5,6 @@ import (
 	"iter"
 	"maps"
 	"slices"
-	"sort"
 	"strings"
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
@@ -204,7 +203,8 @@ func (s *search) sortNodes() {
 
 // sumsOfLargest returns the sum of the n largest values for each n. It sorts values.
 func sumsOfLargest(values []int) []int {
-	sort.Sort(sort.Reverse(sort.IntSlice(values)))
+	slices.Sort(values)
+	slices.Reverse(values)
 	sums := make([]int, len(values)+1)
 	for i, v := range values {
 		sums[i+1] = sums[i] + v
