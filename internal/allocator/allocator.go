@@ -181,8 +181,7 @@ type podLists struct {
 type runtimeReport struct {
 	running       containers.Containers // its containers
 	runtimeSynced bool                  // running is complete
-	runtimeListed bool                  // runtimeSynced has been true at least once
-	syncedAt      time.Time             // when the runtime last listed its containers
+	syncedAt      time.Time             // when the runtime last listed its containers; zero: it has not
 	catchingUp    chan struct{}         // nil, or closed when all reports have been applied
 	reports       []func()              // since a synchronization that is not compared yet
 }
@@ -348,7 +347,7 @@ func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.catchUpLocked()
-	if !a.runtimeListed {
+	if a.syncedAt.IsZero() {
 		return time.Time{} // RuntimeSynced wakes the loop
 	}
 	if left := a.unansweredLocked(); left > 0 {

@@ -68,21 +68,16 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 func (a *Allocator) match(d device.PodDemand) {
 	for _, one := range d.Demands {
 		for r, s := range one.Select {
-			if l := a.listing(r); l != nil {
-				l.Match(s)
-			}
+			a.listing(r).Match(s)
 		}
 	}
 }
 
-// listing returns a resource's listing; nil: the resource is not known.
+// listing returns a resource's listing.
 func (a *Allocator) listing(r device.ResourceName) *ledger.Listing {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if resource := a.ledger.Resources[r]; resource != nil {
-		return resource.Listing()
-	}
-	return nil
+	return a.ledger.Lookup(r).Listing()
 }
 
 func (a *Allocator) planLocked(p *pod, said placement.Preferences) (placement.Result, *device.Refusal) {
@@ -154,7 +149,7 @@ func (a *Allocator) callPlugins(ctx context.Context, pod device.Pod, all []devic
 			grant, shared := a.sharedGrant(as.Container, s, all[:i])
 			if !shared {
 				var err error
-				grant, err = a.allocate(func() (device.Grant, error) { return a.cfg.Plugins.Allocate(ctx, pod, as.Container, s.Resource, s.IDs) }, as.Container, s)
+				grant, err = a.allocate(ctx, pod, as.Container, s)
 				if err != nil && len(all) > 1 {
 					err = fmt.Errorf("container %s: %w", as.Container.Name, err)
 				}

@@ -157,11 +157,8 @@ func (a *Allocator) checkKnown(devices []device.Cordon) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, d := range devices {
-		_, known := a.inForce[d.Resource][d.ID]
-		if resource := a.ledger.Resources[d.Resource]; resource != nil && !known {
-			known = resource.Listing().Lists(d.ID) || resource.IsTaken(d.ID)
-		}
-		if !known {
+		resource := a.ledger.Lookup(d.Resource)
+		if _, known := a.inForce[d.Resource][d.ID]; !known && !resource.Listing().Lists(d.ID) && !resource.IsTaken(d.ID) {
 			return &device.UnknownDeviceError{Resource: d.Resource, ID: d.ID}
 		}
 	}

@@ -409,7 +409,7 @@ func (a *Allocator) unprovenLocked(p *pod) {
 // acceptLocked has the devices of an ended pod released without further proof, if one of these is busy: at the end of a command for them that may run
 // still (departedLocked). It returns that one.
 func (a *Allocator) acceptLocked(c device.Cordon) (released device.Cordon, was bool) {
-	for uid := range a.holdersLocked(c.Resource, c.ID) {
+	for uid := range a.ledger.Lookup(c.Resource).Holders(c.ID) {
 		p := a.ended[uid]
 		if p == nil || p.departure.why == nil || !p.departure.why.Busy {
 			continue

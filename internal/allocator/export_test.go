@@ -50,11 +50,11 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 			return fmt.Errorf("pod %s: phase %v, waiting %v, ended %v", p.demand.Pod, p.phase, a.waiting[uid] != nil, a.ended[uid] != nil)
 		}
 		// Everything that can be served is served, and each wait has the reason that it should have.
-		if p.phase == waiting && p.retry.IsZero() && a.runtimeListed && p.doubt == nil && p.complete() {
+		if p.phase == waiting && p.retry.IsZero() && !a.syncedAt.IsZero() && p.doubt == nil && p.complete() {
 			if no, _ := a.regrantableLocked(p); no == nil {
 				return fmt.Errorf("pod %s waits with %v, and its plugins can be asked", p.demand.Pod, p.wait)
 			}
-		} else if p.phase == waiting && p.retry.IsZero() && a.runtimeListed && p.doubt == nil {
+		} else if p.phase == waiting && p.retry.IsZero() && !a.syncedAt.IsZero() && p.doubt == nil {
 			_, no := a.planLocked(p, nil)
 			if no == nil || p.wait.Reason == "" {
 				return fmt.Errorf("pod %s waits with %v, and a plan says %v", p.demand.Pod, p.wait, no)
@@ -145,7 +145,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		}
 		has := map[holding]bool{}
 		for id := range resource.Taken() {
-			for uid := range a.holdersLocked(r, id) {
+			for uid := range a.ledger.Lookup(r).Holders(id) {
 				has[holding{id, uid}] = true
 				holder := a.pods[uid]
 				if holder == nil || taken[holding{id, uid}] || holder.phase != allocating && holder.phase != abandoned && !slices.Contains(holder.doubt[r], id) {

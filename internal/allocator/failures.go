@@ -89,7 +89,7 @@ func (a *Allocator) failureHolderLocked(r device.ResourceName, id device.ID) dev
 
 // userLocked returns, of the pods that have been assigned a device, except one, the first that is active, or the first.
 func (a *Allocator) userLocked(r device.ResourceName, id device.ID, except device.PodUID) (uid device.PodUID, found bool) {
-	for other := range a.holdersLocked(r, id) {
+	for other := range a.ledger.Lookup(r).Holders(id) {
 		q := a.pods[other]
 		switch {
 		case other == except || q == nil || !q.has(r, id):
@@ -132,7 +132,7 @@ func (a *Allocator) reportFailuresLocked(holder *pod, r device.ResourceName, ids
 		if len(a.ledger.Resources[r].Sharers(id)) == 0 {
 			continue
 		}
-		for uid := range a.holdersLocked(r, id) {
+		for uid := range a.ledger.Lookup(r).Holders(id) {
 			if q := a.pods[uid]; q != nil && q != holder && q.has(r, id) {
 				others[q] = append(others[q], id)
 			}
@@ -196,7 +196,7 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 				a.cfg.Log.Warn("device failing repeatedly; not evicting again", "resource", r, "device", d.ID,
 					"pod", holder.demand.Pod.String(), "failures", d.Count)
 			case failures.Lasted:
-				for uid := range a.holdersLocked(r, d.ID) {
+				for uid := range a.ledger.Lookup(r).Holders(d.ID) {
 					if q := a.pods[uid]; q != nil && q.active() {
 						a.cfg.Notifier.FailedForLong(q.demand.Pod, r, d.ID, func() bool { return a.stillBroken(uid, r, d.ID) })
 					}
@@ -214,6 +214,6 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 func (a *Allocator) stillBroken(uid device.PodUID, r device.ResourceName, id device.ID) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	resource := a.ledger.Resources[r]
-	return resource != nil && resource.HasBroken(id, uid)
+	resource := a.ledger.Lookup(r)
+	return resource.Has(id, uid) && resource.Broken(id)
 }

@@ -136,8 +136,7 @@ func (a *Allocator) logLocked(r device.ResourceName, now time.Time) *flapping.Lo
 
 // Examinable returns the devices of a resource that health.command may examine: listed and healthy ones that no pod has.
 func (a *Allocator) Examinable(r device.ResourceName) (ids []device.ID) {
-	v, _ := a.view(r)
-	for d := range v.Statuses(&device.Snapshot{}) {
+	for d := range a.statuses(r) {
 		if d.Listed && d.Healthy && d.Holder == nil {
 			ids = append(ids, d.ID)
 		}
@@ -153,10 +152,7 @@ func (a *Allocator) MayExamine(r device.ResourceName, id device.ID) bool {
 }
 
 func (a *Allocator) examinableLocked(r device.ResourceName, id device.ID) bool {
-	resource := a.ledger.Resources[r]
-	if resource == nil {
-		return false
-	}
+	resource := a.ledger.Lookup(r)
 	d, listed := resource.Listing().Find(id)
 	return listed && d.Healthy && !resource.IsTaken(id)
 }

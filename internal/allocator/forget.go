@@ -36,7 +36,7 @@ func (a *Allocator) forget(r device.ResourceName, displaces bool) (lifted []devi
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
 	a.mu.Lock()
-	if !a.runtimeListed {
+	if a.syncedAt.IsZero() {
 		a.mu.Unlock()
 		return nil, errRuntimeUnknown
 	}
@@ -78,7 +78,7 @@ func (a *Allocator) forget(r device.ResourceName, displaces bool) (lifted []devi
 	delete(a.flapping, r)
 	delete(a.downturns, r)
 	delete(a.suspensionsDue, r)
-	if resource := a.ledger.Resources[r]; resource == nil || !resource.Offered() || resource.Offer().State != device.Serving { // a plugin may have registered it meanwhile
+	if resource := a.ledger.Lookup(r); !resource.Offered() || resource.Offer().State != device.Serving { // a plugin may have registered it meanwhile
 		a.retired[r] = true
 	}
 	a.cordonsChangedLocked([]device.Cordon{{Resource: r}})
@@ -104,10 +104,10 @@ func (a *Allocator) Uses(all []device.ResourceName) map[device.ResourceName]devi
 
 // useLocked costs as much with many devices and pods as with few.
 func (a *Allocator) useLocked(r device.ResourceName) device.Use {
-	switch resource := a.ledger.Resources[r]; {
-	case len(a.cordons[r]) > 0 || len(a.declared[r]) > 0 || resource != nil && (resource.TakenCount() > 0 || resource.Claimed()):
+	switch resource := a.ledger.Lookup(r); {
+	case len(a.cordons[r]) > 0 || len(a.declared[r]) > 0 || resource.TakenCount() > 0 || resource.Claimed():
 		return device.Kept
-	case resource != nil && resource.Requests() > 0 || a.localsWantLocked(r):
+	case resource.Requests() > 0 || a.localsWantLocked(r):
 		return device.Requested
 	case len(a.suspended[r]) > 0:
 		return device.HasSuspended
@@ -133,13 +133,12 @@ func (a *Allocator) usedByLocked(r device.ResourceName) []device.Pod {
 			users[uid] = p.demand.Pod
 		}
 	}
-	if resource := a.ledger.Resources[r]; resource != nil {
-		for id := range resource.Taken() {
-			for uid := range a.holdersLocked(r, id) {
-				users[uid] = device.Pod{UID: uid}
-				if a.pods[uid] != nil {
-					users[uid] = a.pods[uid].demand.Pod
-				}
+	resource := a.ledger.Lookup(r)
+	for id := range resource.Taken() {
+		for uid := range resource.Holders(id) {
+			users[uid] = device.Pod{UID: uid}
+			if a.pods[uid] != nil {
+				users[uid] = a.pods[uid].demand.Pod
 			}
 		}
 	}
@@ -163,7 +162,7 @@ func (a *Allocator) retractLocked(offers map[device.ResourceName]device.Offer) (
 func (a *Allocator) retiredLocked() []device.ResourceName {
 	var all []device.ResourceName
 	for r := range a.retired {
-		if resource := a.ledger.Resources[r]; resource == nil || !resource.Offered() && resource.TakenCount() == 0 && resource.Requests() == 0 {
+		if resource := a.ledger.Lookup(r); !resource.Offered() && resource.TakenCount() == 0 && resource.Requests() == 0 {
 			all = append(all, r)
 		}
 	}

@@ -28,12 +28,12 @@ func (a *Allocator) healthLocked(p *pod) (*device.Fault, bool) {
 		worst = worse(worst, a.faultLocked(p, r))
 	}
 	for _, r := range p.uses {
-		resource := a.ledger.Resources[r]
-		if resource != nil && resource.Current() {
+		resource := a.ledger.Lookup(r)
+		if resource.Current() {
 			continue
 		}
 		known = false
-		if resource != nil && resource.Offered() && resource.Offer().State == device.Lost && (worst.Kind == "" || !worst.Ended.IsZero()) {
+		if resource.Offered() && resource.Offer().State == device.Lost && (worst.Kind == "" || !worst.Ended.IsZero()) {
 			worst = device.Fault{Kind: device.FaultPluginLost, Resource: r}
 		}
 	}

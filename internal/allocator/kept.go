@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"context"
 	"errors"
 	"slices"
 
@@ -22,12 +23,12 @@ type kept struct {
 }
 
 // allocate asks a plugin for a grant, unless one is kept.
-func (a *Allocator) allocate(ask func() (device.Grant, error), c device.Container, s device.Share) (device.Grant, error) {
+func (a *Allocator) allocate(ctx context.Context, pod device.Pod, c device.Container, s device.Share) (device.Grant, error) {
 	grant, session, has := a.keptGrant(c, s)
 	if has {
 		return grant, nil
 	}
-	grant, err := ask()
+	grant, err := a.cfg.Plugins.Allocate(ctx, pod, c, s.Resource, s.IDs)
 	a.answered(c, s, session, grant, err)
 	return grant, err
 }

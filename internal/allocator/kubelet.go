@@ -102,8 +102,7 @@ func (a *Allocator) keepLocked(p *pod, was *device.Kubelets) {
 
 // init reports whether a container of that name ends before the pod's others start.
 func (p *pod) init(name string) bool {
-	requested := p.requested()
-	d, _ := requested.Of(name)
+	d, _ := p.requested().Of(name)
 	return d.Kind == device.Init
 }
 
@@ -159,8 +158,8 @@ func (a *Allocator) unansweredLocked() time.Duration {
 // runsWithLocked returns the devices that a pod's containers have already, for its plan: by their stamps and by the kubelet. It returns a refusal if
 // the kubelet has the resource and has not assigned to the pod what it requests.
 func (a *Allocator) runsWithLocked(p *pod) (map[string]device.Choice, *device.Refusal) {
-	runs := a.ledger.Quarantined[p.demand.Pod.UID]
-	own := false // runs is a copy
+	runs := map[string]device.Choice{}
+	maps.Copy(runs, a.ledger.Quarantined[p.demand.Pod.UID])
 	for _, d := range p.demand.Demands {
 		name := d.Container.Name
 		if _, assigned := p.of(name); assigned {
@@ -177,16 +176,8 @@ func (a *Allocator) runsWithLocked(p *pod) (map[string]device.Choice, *device.Re
 			if no := a.disputedLocked(p, r, ids); no != nil {
 				return nil, no
 			}
-			if !own {
-				runs, own = maps.Clone(runs), true
-				if runs == nil {
-					runs = map[string]device.Choice{}
-				}
-			}
-			choice := maps.Clone(runs[name])
-			if choice == nil {
-				choice = device.Choice{}
-			}
+			choice := device.Choice{}
+			maps.Copy(choice, runs[name])
 			choice[r], runs[name] = ids, choice
 		}
 	}
@@ -195,9 +186,9 @@ func (a *Allocator) runsWithLocked(p *pod) (map[string]device.Choice, *device.Re
 
 // disputedLocked returns a refusal if another pod has one of the devices that a pod has by the kubelet.
 func (a *Allocator) disputedLocked(p *pod, r device.ResourceName, ids []device.ID) *device.Refusal {
-	resource, uid := a.ledger.Resources[r], p.demand.Pod.UID
+	resource, uid := a.ledger.Lookup(r), p.demand.Pod.UID
 	for _, id := range ids {
-		anothers := resource != nil && resource.IsTaken(id) && !resource.Has(id, uid)
+		anothers := resource.IsTaken(id) && !resource.Has(id, uid)
 		for other, choice := range a.kept {
 			anothers = anothers || other != uid && slices.Contains(choice[r], id)
 		}
@@ -223,8 +214,7 @@ func (a *Allocator) lackingLocked(p *pod, c device.Container) *device.Refusal {
 	if p.newest == nil || len(p.assigned) == 0 {
 		return nil
 	}
-	newest := p.requested()
-	want, _ := newest.Of(c.Name)
+	want, _ := p.requested().Of(c.Name)
 	for r := range want.Wants {
 		if len(a.ledger.Granted(c, r))+len(word[r])+len(a.ledger.Quarantined[c.Pod][c.Name][r]) == 0 {
 			return device.Refuse(device.DevicesUnknown, nil, "the pod was assigned devices while plugins.ignoredResources named %s: delete it, so that another one gets all", r)

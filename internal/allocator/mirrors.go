@@ -29,8 +29,7 @@ func (a *Allocator) mirroredLocked() map[device.ResourceName]int {
 		if !is || !p.active() {
 			continue
 		}
-		newest := p.requested()
-		own := newest.Requests()
+		own := p.requested().Requests()
 		for r, n := range m.Requests() {
 			if n = min(n, own[r]); n > 0 {
 				sums[r] += n

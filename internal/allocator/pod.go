@@ -97,12 +97,7 @@ func (p *pod) complete() bool { return len(p.assigned) == len(p.demand.Demands) 
 
 // of returns the assignment of the container of that name.
 func (p *pod) of(container string) (device.Assignment, bool) {
-	for _, as := range p.assigned {
-		if as.Container.Name == container {
-			return as, true
-		}
-	}
-	return device.Assignment{}, false
+	return device.AssignmentOf(p.assigned, container)
 }
 
 // has reports whether a container of the pod has been assigned a device.
@@ -128,18 +123,13 @@ func (p *pod) devices(r device.ResourceName) iter.Seq[device.ID] {
 
 // Bind reports that a pod is bound to this node and has not ended. Repeated calls with the same demand change nothing.
 func (a *Allocator) Bind(d device.PodDemand) {
-	bind := func() {
-		a.bindLocked(d)
-		a.reviewSaidLocked(a.pods[d.Pod.UID])
-		a.auditLocked(a.pods[d.Pod.UID])
-	}
 	if d.Local {
-		a.report(bind) // reported by the runtime
+		a.report(func() { a.boundLocked(d) }) // reported by the runtime
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	bind()
+	a.boundLocked(d)
 }
 
 // newSandbox is how long a static pod without a sandbox keeps its devices. The kubelet creates another sandbox within a
@@ -190,15 +180,20 @@ func (a *Allocator) replaceLocked(all []device.PodDemand, local bool) {
 	named := make(map[device.PodUID]bool, len(all))
 	for _, d := range all {
 		named[d.Pod.UID] = true
-		a.bindLocked(d)
-		a.reviewSaidLocked(a.pods[d.Pod.UID])
-		a.auditLocked(a.pods[d.Pod.UID])
+		a.boundLocked(d)
 	}
 	for uid, p := range a.pods {
 		if !named[uid] && p.demand.Local == local {
 			a.dropLocked(p)
 		}
 	}
+}
+
+// boundLocked binds a pod, and compares its containers with its demand.
+func (a *Allocator) boundLocked(d device.PodDemand) {
+	a.bindLocked(d)
+	a.reviewSaidLocked(a.pods[d.Pod.UID])
+	a.auditLocked(a.pods[d.Pod.UID])
 }
 
 func (a *Allocator) bindLocked(d device.PodDemand) {

@@ -110,7 +110,7 @@ func (a *Allocator) preparedLocked(p *pod, as device.Assignment) *device.Readine
 	if len(a.preparesLocked(as)) == 0 {
 		return nil
 	}
-	if !a.runtimeListed { // other containers may run with the devices
+	if a.syncedAt.IsZero() { // other containers may run with the devices
 		return &device.Readiness{State: device.Waiting, Wait: device.Wait{Reason: device.Preparing, Message: "the container runtime has not listed its containers yet"}}
 	}
 	if other := a.preparingLocked(as); other != nil {

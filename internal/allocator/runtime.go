@@ -84,7 +84,7 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 		}
 		l.Stamped = a.believeLocked(r, l, own, &room)
 	}
-	a.runtimeSynced, a.runtimeListed, a.syncedAt = true, true, time.Now()
+	a.runtimeSynced, a.syncedAt = true, time.Now()
 	a.replaceLocked(local, true)
 	for uid := range a.kept {
 		a.stoppedUsingLocked(uid)

@@ -43,7 +43,7 @@ func (a *Allocator) sharingLocked(p *pod) map[device.ResourceName]map[device.ID]
 // shareableLocked returns whether a device can be shared by a claim.
 func (a *Allocator) shareableLocked(r device.ResourceName, id device.ID, claim device.ClaimUID) placement.Sharing {
 	may := placement.Never
-	for uid := range a.holdersLocked(r, id) {
+	for uid := range a.ledger.Lookup(r).Holders(id) {
 		switch q := a.pods[uid]; {
 		case q == nil || q.demand.Claim(r, id) != claim:
 			return placement.Never
@@ -54,14 +54,6 @@ func (a *Allocator) shareableLocked(r device.ResourceName, id device.ID, claim d
 		}
 	}
 	return may
-}
-
-// holdersLocked yields the pods that have a device.
-func (a *Allocator) holdersLocked(r device.ResourceName, id device.ID) iter.Seq[device.PodUID] {
-	if resource := a.ledger.Resources[r]; resource != nil {
-		return resource.Holders(id)
-	}
-	return func(func(device.PodUID) bool) {}
 }
 
 // wakeSharersLocked queues the pods that wait for a pod with the same claims, whose attempt has ended or which is served again, and has the
@@ -95,7 +87,7 @@ func (a *Allocator) allocatingSharerLocked(p *pod) *pod {
 	for _, d := range p.demand.Demands {
 		for r, claimed := range d.Claimed {
 			for id := range claimed {
-				for uid := range a.holdersLocked(r, id) {
+				for uid := range a.ledger.Lookup(r).Holders(id) {
 					if q := a.pods[uid]; q != nil && q != p && (q.phase == allocating || q.phase == abandoned) {
 						return q
 					}
@@ -132,7 +124,7 @@ func (a *Allocator) sharedGrant(c device.Container, s device.Share, before []dev
 	if grant, shared := has(before, nil); shared {
 		return grant, true
 	}
-	for uid := range a.holdersLocked(s.Resource, s.IDs[0]) {
+	for uid := range a.ledger.Lookup(s.Resource).Holders(s.IDs[0]) {
 		if q := a.pods[uid]; q != nil && q != p {
 			if grant, shared := has(q.assigned, q.lapsed); shared {
 				return grant, true
@@ -152,7 +144,7 @@ func (a *Allocator) usersLocked(c device.Container, r device.ResourceName, id de
 		if d, _ := p.demand.Of(c.Name); d.Claimed[r][id] == "" {
 			return
 		}
-		for uid := range a.holdersLocked(r, id) {
+		for uid := range a.ledger.Lookup(r).Holders(id) {
 			q := a.pods[uid]
 			if q == nil {
 				continue
@@ -238,7 +230,7 @@ func (a *Allocator) departureLocked(p *pod) (d device.Departure, joined bool) {
 			return true
 		}
 		joins := false
-		for other := range a.holdersLocked(r, id) {
+		for other := range a.ledger.Lookup(r).Holders(id) {
 			q := a.pods[other]
 			if !keeps(other) {
 				continue
@@ -268,7 +260,7 @@ func (a *Allocator) departureLocked(p *pod) (d device.Departure, joined bool) {
 				if slices.Contains(s.IDs, id) {
 					continue
 				}
-				for other := range a.holdersLocked(s.Resource, id) {
+				for other := range a.ledger.Lookup(s.Resource).Holders(id) {
 					if names(s.Grant) && keeps(other) {
 						s.Grant = without(s.Grant, a.pods[other], s.Resource, id)
 					}

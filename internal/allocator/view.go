@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -78,34 +77,22 @@ func (p *pod) status() device.PodStatus {
 	return s
 }
 
-// awaits reports whether the pod waits for devices of a resource that the scheduler has not chosen, and may be assigned any that is free or
-// becomes free. A pod that could not be served if no other pod had a device takes none.
-func (p *pod) awaits(r device.ResourceName) bool {
-	return p.mayTake() && slices.ContainsFunc(p.demand.Demands, func(d device.Demand) bool { return takes(d, r) })
-}
-
-// eachAwaited yields the resources of which awaits is true, some of them several times.
-func (p *pod) eachAwaited(yield func(device.ResourceName) bool) {
-	if !p.mayTake() {
+// awaited yields the resources of which the pod waits for devices that the scheduler has not chosen, and may be assigned any that is free or
+// becomes free, some of them several times. A pod that could not be served if no other pod had a device takes none.
+func (p *pod) awaited(yield func(device.ResourceName) bool) {
+	if !p.active() || p.complete() || p.phase == waiting && !p.wait.InUse && lacking[p.wait.Reason] {
 		return
 	}
 	for _, d := range p.demand.Demands {
-		for r := range d.Wants {
-			if takes(d, r) && !yield(r) {
+		if d.Mistake != "" && d.Blocked != device.Allocating {
+			continue
+		}
+		for r, n := range d.Wants {
+			if n > 0 && len(d.Fixed[r]) == 0 && !yield(r) {
 				return
 			}
 		}
 	}
-}
-
-// mayTake reports whether the pod waits, and may be assigned devices when they are free.
-func (p *pod) mayTake() bool {
-	return p.active() && !p.complete() && (p.phase != waiting || p.wait.InUse || !lacking[p.wait.Reason])
-}
-
-// takes reports whether any device of a resource will do for a container.
-func takes(d device.Demand, r device.ResourceName) bool {
-	return d.Wants[r] > 0 && len(d.Fixed[r]) == 0 && (d.Mistake == "" || d.Blocked == device.Allocating)
 }
 
 // lacking are the reasons of pods that the node's devices do not suffice for, unless other pods have them. Where a plugin is missing they lack those of
@@ -154,12 +141,11 @@ func (a *Allocator) Resources() device.Resources {
 	mirrored, awaited := a.mirroredLocked(), map[device.ResourceName]*pod{}
 	hidden := a.hiddenFromSchedulerLocked(mirrored)
 	for _, p := range a.waiting {
-		p.eachAwaited(func(r device.ResourceName) bool {
+		for r := range p.awaited {
 			if first := awaited[r]; first == nil || p.demand.Created.Before(first.demand.Created) {
 				awaited[r] = p
 			}
-			return true
-		})
+		}
 	}
 	disputed := a.ledger.Disputed()
 	all := device.Resources{ByName: make(map[device.ResourceName]device.ResourceStatus, len(a.ledger.Resources)), PodsListed: a.podsListed, Retired: a.retiredLocked()}
@@ -186,8 +172,8 @@ func (a *Allocator) Resources() device.Resources {
 // knownLocked reports whether a resource is offered, in use or cordoned, or was forgotten while the Node shows it and pods request it: no other pod fits
 // then.
 func (a *Allocator) knownLocked(r device.ResourceName) bool {
-	resource := a.ledger.Resources[r]
-	return resource != nil && (resource.Offered() || resource.TakenCount() > 0 || len(a.inForce[r]) > 0 || a.retired[r] && resource.Requests() > 0)
+	resource := a.ledger.Lookup(r)
+	return resource.Offered() || resource.TakenCount() > 0 || len(a.inForce[r]) > 0 || a.retired[r] && resource.Requests() > 0
 }
 
 // Devices returns the devices of one resource, or of all resources if of is empty, in the order of their names. It returns
@@ -196,8 +182,7 @@ func (a *Allocator) knownLocked(r device.ResourceName) bool {
 func (a *Allocator) Devices(of device.ResourceName) (all []device.DeviceStatus, known bool) {
 	for _, r := range a.knownResources(of) {
 		known = true
-		v, pods := a.view(r)
-		all = slices.AppendSeq(all, v.Statuses(pods))
+		all = slices.AppendSeq(all, a.statuses(r))
 	}
 	return all, known || of == ""
 }
@@ -206,8 +191,7 @@ func (a *Allocator) Devices(of device.ResourceName) (all []device.DeviceStatus, 
 func (a *Allocator) EachDevice(of device.ResourceName) iter.Seq[device.DeviceStatus] {
 	return func(yield func(device.DeviceStatus) bool) {
 		for _, r := range a.knownResources(of) {
-			v, pods := a.view(r)
-			for d := range v.Statuses(pods) {
+			for d := range a.statuses(r) {
 				if !yield(d) {
 					return
 				}
@@ -220,10 +204,7 @@ func (a *Allocator) EachDevice(of device.ResourceName) iter.Seq[device.DeviceSta
 func (a *Allocator) Order(r device.ResourceName) []device.ID {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if resource := a.ledger.Resources[r]; resource != nil {
-		return placement.Order(resource)
-	}
-	return nil
+	return placement.Order(a.ledger.Lookup(r))
 }
 
 // knownResources returns the known resources, ascending: all, or only this one.
@@ -239,8 +220,8 @@ func (a *Allocator) knownResources(of device.ResourceName) (all []device.Resourc
 	return all
 }
 
-// view returns a resource's devices at this moment, and the pods.
-func (a *Allocator) view(r device.ResourceName) (*ledger.View, *device.Snapshot) {
+// statuses yields a resource's devices as they are now.
+func (a *Allocator) statuses(r device.ResourceName) iter.Seq[device.DeviceStatus] {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	v := a.ledger.Of(r).View(r)
@@ -251,7 +232,9 @@ func (a *Allocator) view(r device.ResourceName) (*ledger.View, *device.Snapshot)
 				v.Claims[id] = append(v.Claims[id], uid)
 			}
 		}
-		v.Awaited = v.Awaited || pod.awaits(r)
+		for awaited := range pod.awaited {
+			v.Awaited = v.Awaited || awaited == r
+		}
 	}
 	for _, containers := range a.ledger.Quarantined {
 		for name, choice := range containers {
@@ -260,5 +243,5 @@ func (a *Allocator) view(r device.ResourceName) (*ledger.View, *device.Snapshot)
 			}
 		}
 	}
-	return v, a.currentLocked()
+	return v.Statuses(a.currentLocked())
 }

@@ -39,7 +39,7 @@ func TestEachAwaited_YieldsEachRequestOnce(t *testing.T) {
 		}
 	}
 	n := 0
-	for range p.eachAwaited {
+	for range p.awaited {
 		n++
 	}
 	if n != 250 {

@@ -83,7 +83,7 @@ func (a *Allocator) due(found evidence) (save, forget []*pod, records []device.P
 		if p.phase == allocating || p.phase == abandoned {
 			continue // the end of the attempt writes the record
 		}
-		if p.doubt != nil && !a.runtimeListed {
+		if p.doubt != nil && a.syncedAt.IsZero() {
 			continue // the record is evidence until the runtime has listed its containers; syncLocked schedules the write
 		}
 		delete(a.unsaved, uid)

@@ -63,29 +63,19 @@ func (cs Containers) Remove(pod device.PodUID, id string) (c *Container, last bo
 }
 
 // MayRun reports whether any container of the pod may run.
-func (p Pod) MayRun() bool {
-	for _, c := range p {
-		if !c.Idle {
-			return true
-		}
-	}
-	return false
-}
+func (p Pod) MayRun() bool { return p.any(func(c *Container) bool { return !c.Idle }) }
 
 // Unknown reports whether a container of the pod has unknown devices.
 func (p Pod) Unknown() bool {
-	for _, c := range p {
-		if len(c.UnknownDevices) > 0 {
-			return true
-		}
-	}
-	return false
+	return p.any(func(c *Container) bool { return len(c.UnknownDevices) > 0 })
 }
 
 // Has reports whether the pod has a container of that name.
-func (p Pod) Has(name string) bool {
+func (p Pod) Has(name string) bool { return p.any(func(c *Container) bool { return c.Name == name }) }
+
+func (p Pod) any(is func(*Container) bool) bool {
 	for _, c := range p {
-		if c.Name == name {
+		if is(c) {
 			return true
 		}
 	}
@@ -95,10 +85,8 @@ func (p Pod) Has(name string) bool {
 // Bar keeps the idle containers of a pod from starting, if all of them are proven idle: the pod's devices are about to be
 // released. It reports whether they are.
 func (p Pod) Bar(proven map[*Container]bool) bool {
-	for _, c := range p {
-		if !c.Idle || !proven[c] {
-			return false
-		}
+	if p.any(func(c *Container) bool { return !c.Idle || !proven[c] }) {
+		return false
 	}
 	for _, c := range p {
 		c.Barred = true

@@ -31,6 +31,7 @@ type Ledger struct {
 	Conflicting containers.Devices                // of running containers, and assigned to another pod
 
 	allocator    Allocator
+	none         *Resource // of Lookup; never changed
 	failUnlisted bool
 	log          *slog.Logger
 }
@@ -39,7 +40,7 @@ type Ledger struct {
 func New(a Allocator, failUnlisted bool, log *slog.Logger) *Ledger {
 	return &Ledger{
 		Resources: map[device.ResourceName]*Resource{}, Quarantined: containers.Devices{}, Conflicting: containers.Devices{},
-		allocator: a, failUnlisted: failUnlisted, log: log,
+		allocator: a, none: newResource(failUnlisted), failUnlisted: failUnlisted, log: log,
 	}
 }
 
@@ -53,6 +54,14 @@ func DevicesOf(all []device.Assignment) Devices {
 		ds[s.Resource] = append(ds[s.Resource], s.IDs...)
 	}
 	return ds
+}
+
+// Lookup returns a resource to read: an empty one if there is none.
+func (l *Ledger) Lookup(name device.ResourceName) *Resource {
+	if r := l.Resources[name]; r != nil {
+		return r
+	}
+	return l.none
 }
 
 // Of returns a resource, creating an empty one if necessary.

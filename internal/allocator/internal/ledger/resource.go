@@ -63,11 +63,6 @@ func (r *Resource) Broken(id device.ID) bool {
 	return listed && !d.Healthy || !listed && (r.failUnlisted || r.vanished[id])
 }
 
-// HasBroken reports whether a pod has a device that is Broken.
-func (r *Resource) HasBroken(id device.ID, pod device.PodUID) bool {
-	return r.Has(id, pod) && r.Broken(id)
-}
-
 // Unavailable returns why no device of the resource can be assigned, or nil.
 func (r *Resource) Unavailable(name device.ResourceName) *device.Refusal {
 	switch {

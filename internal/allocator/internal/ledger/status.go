@@ -32,21 +32,16 @@ func (r *Resource) View(name device.ResourceName) *View {
 func (v *View) Statuses(pods *device.Snapshot) iter.Seq[device.DeviceStatus] {
 	return func(yield func(device.DeviceStatus) bool) {
 		holders := v.holders(pods)
-		show := func(d device.Device, listed bool) bool { return yield(v.status(d, listed, holders[d.ID])) }
-		unlisted := v.unlisted(holders)
-		for _, d := range v.of.listing.devices {
-			for len(unlisted) > 0 && device.CompareIDs(unlisted[0], d.ID) < 0 {
-				if !show(device.Device{ID: unlisted[0]}, false) {
-					return
-				}
-				unlisted = unlisted[1:]
+		listed, unlisted := v.of.listing.devices, v.unlisted(holders)
+		for len(listed)+len(unlisted) > 0 {
+			var d device.Device
+			isListed := len(unlisted) == 0 || len(listed) > 0 && device.CompareIDs(listed[0].ID, unlisted[0]) < 0
+			if isListed {
+				d, listed = listed[0], listed[1:]
+			} else {
+				d.ID, unlisted = unlisted[0], unlisted[1:]
 			}
-			if !show(d, true) {
-				return
-			}
-		}
-		for _, id := range unlisted {
-			if !show(device.Device{ID: id}, false) {
+			if !yield(v.status(d, isListed, holders[d.ID])) {
 				return
 			}
 		}
