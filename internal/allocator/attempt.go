@@ -11,6 +11,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -282,10 +283,7 @@ func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(co
 		if !fresh(as.Container.Name) {
 			continue
 		}
-		if p.fresh == nil {
-			p.fresh = map[string]bool{}
-		}
-		p.fresh[as.Container.Name] = true
+		lists.Put(&p.fresh, as.Container.Name, true)
 		delete(p.distrusts, as.Container.Name)
 		delete(p.preparations, as.Container.Name) // the preparation was for an older grant
 		a.prepareLocked(p, as)

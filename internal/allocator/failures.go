@@ -8,6 +8,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/failures"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -34,10 +35,7 @@ func (a *Allocator) examineLocked(r device.ResourceName, changed iter.Seq[device
 		if log.Knows(id, uid, resource.Listing().Lists(id)) {
 			continue
 		}
-		if failed[uid] == nil {
-			failed[uid] = map[device.ID]bool{}
-		}
-		failed[uid][id] = true
+		lists.Inner(failed, uid)[id] = true
 	}
 	for uid, ids := range failed {
 		if holder := a.pods[uid]; holder != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // What is wrong with a pod's devices is read from the failures that the events report (failures.go), so that a pod's condition and its
@@ -70,10 +71,7 @@ func (a *Allocator) faultLocked(p *pod, r device.ResourceName) device.Fault {
 		}
 		found.Fault = worse(found.Fault, one)
 	}
-	if p.faults == nil {
-		p.faults = map[device.ResourceName]fault{}
-	}
-	p.faults[r] = found
+	lists.Put(&p.faults, r, found)
 	return found.Fault
 }
 

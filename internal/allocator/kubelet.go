@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -89,11 +90,8 @@ func (a *Allocator) keepLocked(p *pod, was *device.Kubelets) {
 				continue
 			}
 			for _, id := range was.Of(pod, name, p.init(name), r) {
-				if a.kept[pod.UID] == nil {
-					a.kept[pod.UID] = device.Choice{}
-				}
-				if !slices.Contains(a.kept[pod.UID][r], id) {
-					a.kept[pod.UID][r] = append(a.kept[pod.UID][r], id)
+				if kept := lists.Inner(a.kept, pod.UID); !slices.Contains(kept[r], id) {
+					kept[r] = append(kept[r], id)
 				}
 			}
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -54,10 +55,7 @@ func (a *Allocator) prepareLocked(p *pod, as device.Assignment) {
 	if last != nil {
 		next.tries = last.tries
 	}
-	if p.preparations == nil {
-		p.preparations = map[string]*preparation{}
-	}
-	p.preparations[name] = next
+	lists.Put(&p.preparations, name, next)
 	a.toPrepare = append(a.toPrepare, as.Container)
 	loops.Signal(a.kick)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/failures"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -33,10 +34,7 @@ func (p *pod) served() bool { return p.complete() && len(p.lapsed) == 0 }
 
 // lapse records that a container's grant no longer holds.
 func (p *pod) lapse(container string, why lapse) {
-	if p.lapsed == nil {
-		p.lapsed = map[string]lapse{}
-	}
-	p.lapsed[container] = why
+	lists.Put(&p.lapsed, container, why)
 }
 
 // maxRegrants is how often a plugin may fail a pod that has not run since the boot before the pod may get other devices.
@@ -165,10 +163,7 @@ func (a *Allocator) replanLocked(p *pod, why device.Wait) {
 	p.doubt = ledger.DevicesOf(p.assigned)
 	for container, l := range p.lapsed {
 		if l == unusable && why.Reason != device.PreStartFailed {
-			if p.distrusts == nil {
-				p.distrusts = map[string]bool{}
-			}
-			p.distrusts[container] = true
+			lists.Put(&p.distrusts, container, true)
 		}
 	}
 	p.assigned, p.lapsed, p.fresh, p.preparations, p.tries = nil, nil, nil, nil, 0

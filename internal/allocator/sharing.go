@@ -8,6 +8,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // Containers that use one ResourceClaim, of one pod or of several, share its devices. A plugin does not know that: under a kubelet it is
@@ -27,12 +28,10 @@ func (a *Allocator) sharingLocked(p *pod) map[device.ResourceName]map[device.ID]
 	all := map[device.ResourceName]map[device.ID]placement.Sharing{}
 	for _, d := range p.demand.Demands {
 		for r, claimed := range d.Claimed {
-			if all[r] == nil {
-				all[r] = map[device.ID]placement.Sharing{}
-			}
+			of := lists.Inner(all, r)
 			for id, claim := range claimed {
-				if _, known := all[r][id]; !known {
-					all[r][id] = a.shareableLocked(r, id, claim)
+				if _, known := of[id]; !known {
+					of[id] = a.shareableLocked(r, id, claim)
 				}
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // What a container says it has, by its annotation, the kubelet's checkpoint or its CDI devices, counts as far as its pod requests it: others write there.
@@ -150,10 +151,7 @@ func (a *Allocator) setAsideLocked(c device.Container, l *containers.Container, 
 	if len(l.Said) >= maxSaidResources && a.ledger.Resources[r] == nil {
 		return "it names too many resources that no plugin has"
 	}
-	if l.Said == nil {
-		l.Said = map[device.ResourceName][]device.ID{}
-	}
-	l.Said[r] = ids
+	lists.Put(&l.Said, r, ids)
 	if len(ids) > *room {
 		a.pauseLocked(c, "", l, r)
 		return ""

@@ -121,15 +121,13 @@ func (a *adoption) note(format string, args ...any) {
 
 // own records the owner of devices. A pod may have a device twice: its init containers hand theirs on.
 func (a *adoption) own(r device.ResourceName, ids []device.ID, pod device.Pod, by string) {
-	if a.owners[r] == nil {
-		a.owners[r] = map[device.ID]owner{}
-	}
+	owners := lists.Inner(a.owners, r)
 	for _, id := range ids {
-		if other, taken := a.owners[r][id]; taken && other.pod.UID != pod.UID {
+		if other, taken := owners[id]; taken && other.pod.UID != pod.UID {
 			a.conflict("%s/%s: assigned to pod %s by %s, and to pod %s by %s", r, id, other.pod, other.by, pod, by)
 			continue
 		}
-		a.owners[r][id] = owner{pod, by}
+		owners[id] = owner{pod, by}
 	}
 }
 

@@ -53,14 +53,7 @@ func (e Entry) near() [][]int {
 func (f File) ByPod() map[device.PodUID]map[string]device.Choice {
 	all := map[device.PodUID]map[string]device.Choice{}
 	for _, e := range f.Entries {
-		c := e.Container
-		if all[c.Pod] == nil {
-			all[c.Pod] = map[string]device.Choice{}
-		}
-		if all[c.Pod][c.Name] == nil {
-			all[c.Pod][c.Name] = device.Choice{}
-		}
-		all[c.Pod][c.Name][e.Resource] = e.IDs()
+		lists.Inner(lists.Inner(all, e.Container.Pod), e.Container.Name)[e.Resource] = e.IDs()
 	}
 	return all
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // spans are the open spans, and the unwritten state of open and ended ones.
@@ -40,7 +41,7 @@ func (s *spans) adopt(open []device.Span) (some bool) {
 			continue
 		}
 		some, s.inside[k.Number], s.last = true, true, max(s.last, k.Number)
-		mine, p := s.of(k.Pod.UID), part{k.Container, k.Resource}
+		mine, p := lists.Inner(s.open, k.Pod.UID), part{k.Container, k.Resource}
 		other, twice := mine[p]
 		if twice && other.From.Before(k.From) {
 			k, other = other, k
@@ -54,13 +55,6 @@ func (s *spans) adopt(open []device.Span) (some bool) {
 	return some
 }
 
-func (s *spans) of(uid device.PodUID) map[part]device.Span {
-	if s.open[uid] == nil {
-		s.open[uid] = map[part]device.Span{}
-	}
-	return s.open[uid]
-}
-
 // show updates the spans of one pod to its allocation. late: the pod may have had the allocation for longer than since at.
 func (s *spans) show(h *device.PodAllocation, at time.Time, late bool) {
 	at = at.Round(0).UTC() // the history file keeps no monotonic clock
@@ -68,7 +62,7 @@ func (s *spans) show(h *device.PodAllocation, at time.Time, late bool) {
 	for c, share := range device.Shares(h.Assignments) {
 		holds[part{c.Name, share.Resource}] = share.IDs
 	}
-	mine := s.of(h.Pod.UID)
+	mine := lists.Inner(s.open, h.Pod.UID)
 	for p, span := range mine {
 		if ids, has := holds[p]; has && slices.Equal(ids, span.IDs) {
 			delete(holds, p) // unchanged

@@ -1,4 +1,4 @@
-// Package lists has what package slices lacks. It is a base package.
+// Package lists has what packages slices and maps lack. It is a base package.
 package lists
 
 import (

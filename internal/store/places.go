@@ -9,6 +9,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // readPlaces reads the places of devices in ResourceSlices. An unreadable one is left out: the device gets another place.
@@ -19,13 +20,9 @@ func readPlaces(tx *bolt.Tx, log *slog.Logger) (all map[device.ResourceName]map[
 			log.Warn("ignoring unreadable place of a device", "resource", d.Resource, "device", d.ID, "err", err)
 			continue
 		}
-		if all == nil {
-			all = map[device.ResourceName]map[device.ID]int{}
-		}
-		if all[d.Resource] == nil {
-			all[d.Resource] = map[device.ID]int{}
-		}
-		all[d.Resource][d.ID] = k
+		of := all[d.Resource]
+		lists.Put(&of, d.ID, k)
+		lists.Put(&all, d.Resource, of)
 	}
 	return all
 }

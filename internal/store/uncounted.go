@@ -9,6 +9,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // An uncounting is the record of a resource that devmgrd has taken off the Node to offer it through claims.
@@ -24,10 +25,7 @@ func readUncounted(tx *bolt.Tx, log *slog.Logger) (all map[device.ResourceName]t
 			log.Warn("ignoring unreadable record of an uncounted resource", "resource", string(name), "err", err)
 			continue
 		}
-		if all == nil {
-			all = map[device.ResourceName]time.Time{}
-		}
-		all[device.ResourceName(name)] = rec.Since
+		lists.Put(&all, device.ResourceName(name), rec.Since)
 	}
 	return all
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // Containers are the runtime's containers, by pod.
@@ -35,11 +36,7 @@ type Container struct {
 
 // Add records a container that exists, or is about to.
 func (cs Containers) Add(r device.Running, stamped bool) *Container {
-	pod := cs[r.Container.Pod]
-	if pod == nil {
-		pod = Pod{}
-		cs[r.Container.Pod] = pod
-	}
+	pod := lists.Inner(cs, r.Container.Pod)
 	c := &Container{Name: r.Container.Name, Sandbox: r.Sandbox, Made: r.Made, Stamped: stamped, Idle: r.Idle}
 	if before := pod[r.ID]; before != nil {
 		c.UnknownDevices = before.UnknownDevices
@@ -99,15 +96,8 @@ type Devices map[device.PodUID]map[string]device.Choice
 
 // Add adds devices of a container. Those that it has already stay once.
 func (ds Devices) Add(c device.Container, r device.ResourceName, ids []device.ID) {
-	pod := ds[c.Pod]
-	if pod == nil {
-		pod = map[string]device.Choice{}
-		ds[c.Pod] = pod
-	}
-	if pod[c.Name] == nil {
-		pod[c.Name] = device.Choice{}
-	}
-	all := pod[c.Name][r]
+	choice := lists.Inner(lists.Inner(ds, c.Pod), c.Name)
+	all := choice[r]
 	known := make(map[device.ID]bool, len(all)+len(ids))
 	for _, id := range all {
 		known[id] = true
@@ -118,5 +108,5 @@ func (ds Devices) Add(c device.Container, r device.ResourceName, ids []device.ID
 			all = append(all, id)
 		}
 	}
-	pod[c.Name][r] = all
+	choice[r] = all
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/bitset"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // Resources are the resources that a plan is about. The plan can only read them.
@@ -411,10 +412,7 @@ func (p *planner) draft(on drafts, r device.ResourceName) *draft {
 func fixedIn(d device.PodDemand) (all map[device.ResourceName][]device.ID) {
 	for _, one := range d.Demands {
 		for r, ids := range one.Fixed {
-			if all == nil {
-				all = map[device.ResourceName][]device.ID{}
-			}
-			all[r] = append(all[r], ids...)
+			lists.Put(&all, r, append(all[r], ids...))
 		}
 	}
 	return all
