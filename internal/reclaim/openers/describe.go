@@ -46,8 +46,17 @@ func isRoot(dir int, buffer []byte) bool {
 	if len(fields) < 2 || string(fields[1]) != "0" {
 		return false
 	}
-	user, err := readLinkAt(dir, name("ns/user\x00"), buffer)
-	return err == nil && user == firstUserNamespace
+	return userNamespace(dir) == firstUserNamespace
+}
+
+// userNamespace returns the user namespace of a process, by its directory in proc; empty: not known.
+func userNamespace(dir int) string {
+	buffer := make([]byte, 64)
+	n, err := unix.Readlinkat(dir, "ns/user", buffer)
+	if err != nil {
+		return ""
+	}
+	return string(buffer[:n])
 }
 
 // describeBriefly returns the names of a process that blocks the scan, as far as they do not depend on its memory.

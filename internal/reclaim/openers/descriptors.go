@@ -83,8 +83,8 @@ func (w *worker) foreignFUSE(dir int, link name) bool {
 	if system.Flags&unix.MS_NODEV != 0 { // ST_NODEV of statfs(2)
 		return true
 	}
-	user, err := readLinkAt(w.dir, name("ns/user\x00"), make([]byte, 64))
-	return err == nil && user != firstUserNamespace // the kernel lets no device be opened on a file system of a user namespace
+	user := userNamespace(w.dir)
+	return user != "" && user != firstUserNamespace // the kernel lets no device be opened on a file system of a user namespace
 }
 
 // alone reports whether the process at hand has one thread.

@@ -28,15 +28,6 @@ func statAt(dir int, n name, mask int, into *unix.Statx_t) error {
 	return toError(errno)
 }
 
-// readLinkAt reads a link; what does not fit is cut off.
-func readLinkAt(dir int, n name, buffer []byte) (string, error) {
-	length, _, errno := unix.Syscall6(unix.SYS_READLINKAT, uintptr(dir), uintptr(unsafe.Pointer(&n[0])), uintptr(unsafe.Pointer(&buffer[0])), uintptr(len(buffer)), 0, 0)
-	if errno != 0 {
-		return "", errno
-	}
-	return string(buffer[:length]), nil
-}
-
 // sameFiles reports whether two threads are known to share a table of descriptors.
 func sameFiles(a, b int) bool {
 	const kcmpFiles = 2 // KCMP_FILES of linux/kcmp.h
