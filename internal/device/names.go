@@ -64,36 +64,27 @@ func ParseResourceName(s string) (ResourceName, error) {
 }
 
 func validDomain(s string) bool {
-	if s == "" || len(s) > maxDomain {
+	if len(s) > maxDomain {
 		return false
 	}
 	for label := range strings.SplitSeq(s, ".") {
-		if label == "" || !lowerOrDigit(label[0]) || !lowerOrDigit(label[len(label)-1]) {
-			return false
-		}
-		for i := range len(label) {
-			if c := label[i]; !lowerOrDigit(c) && c != '-' {
-				return false
-			}
-		}
-	}
-	return true
-}
-
-func validName(s string) bool {
-	if s == "" || len(s) > maxLabel || !alphanumeric(s[0]) || !alphanumeric(s[len(s)-1]) {
-		return false
-	}
-	for i := range len(s) {
-		if c := s[i]; !alphanumeric(c) && c != '-' && c != '_' && c != '.' {
+		if !consists(label, lowerOrDigit, "-") {
 			return false
 		}
 	}
 	return true
 }
 
-func lowerOrDigit(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' }
-func alphanumeric(c byte) bool { return lowerOrDigit(c) || 'A' <= c && c <= 'Z' }
+func validName(s string) bool { return len(s) <= maxLabel && consists(s, alphanumeric, "-_.") }
+
+// consists reports whether a text consists of some characters, and of others only between these. It is not empty.
+func consists(s string, of func(rune) bool, between string) bool {
+	other := func(c rune) bool { return !of(c) && !strings.ContainsRune(between, c) }
+	return s != "" && of(rune(s[0])) && of(rune(s[len(s)-1])) && !strings.ContainsFunc(s, other)
+}
+
+func lowerOrDigit(c rune) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' }
+func alphanumeric(c rune) bool { return lowerOrDigit(c) || 'A' <= c && c <= 'Z' }
 
 // Clip cuts a peer's text to a length for a message.
 func Clip(s string) string { return ClipTo(s, 300) }
