@@ -5,7 +5,6 @@ import (
 	"context"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -418,8 +417,5 @@ func (a *Allocator) journal(verb, why string, devices ...string) {
 
 // older orders pods by age, and pods of the same age by UID.
 func older(p, q *pod) int {
-	if c := p.demand.Created.Compare(q.demand.Created); c != 0 {
-		return c
-	}
-	return strings.Compare(string(p.demand.Pod.UID), string(q.demand.Pod.UID))
+	return cmp.Or(p.demand.Created.Compare(q.demand.Created), cmp.Compare(p.demand.Pod.UID, q.demand.Pod.UID))
 }

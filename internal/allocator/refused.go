@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -33,13 +34,7 @@ func (r *refused) wait() device.Wait {
 
 // sameDevices reports whether these assignments have the devices with which the container was refused.
 func (r *refused) sameDevices(all []device.Assignment) bool {
-	now := ledger.DevicesOf(all)
-	for of, ids := range now {
-		if !slices.Equal(ids, r.devices[of]) {
-			return false
-		}
-	}
-	return len(now) == len(r.devices)
+	return maps.EqualFunc(ledger.DevicesOf(all), r.devices, slices.Equal)
 }
 
 // Refused records why a container with devices was refused. If the host lacks what the grant names, lapsed is set and the pod

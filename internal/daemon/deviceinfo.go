@@ -3,7 +3,6 @@ package daemon
 import (
 	"iter"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -49,20 +48,18 @@ func (d *deviceInfo) Collect(to chan<- prometheus.Metric) {
 		}
 		seen := map[string]bool{} // a pod and its successor may have one name
 		for _, holder := range holders {
-			if name := holder.Pod.String(); seen[name] {
+			name := holder.Pod.String()
+			if seen[name] {
 				continue
-			} else {
-				seen[name] = true
 			}
+			seen[name] = true
 			series++
 			labels := []string{
 				string(one.Resource), device.QuoteID(one.ID), string(one.State), yesNo(one.Healthy), yesNo(one.Cordon != nil),
 				holder.Pod.Namespace, holder.Pod.Name, strings.Join(holder.Containers, ","),
 			}
 			for i, label := range labels {
-				if !utf8.ValidString(label) {
-					labels[i] = strings.ToValidUTF8(label, "\uFFFD")
-				}
+				labels[i] = strings.ToValidUTF8(label, "\uFFFD")
 			}
 			to <- prometheus.MustNewConstMetric(d.info, prometheus.GaugeValue, 1, labels...)
 		}

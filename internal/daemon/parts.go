@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/lists"
@@ -19,13 +20,8 @@ type part struct {
 type parts []part
 
 // checked returns the parts that are asked whether they are ready.
-func (all parts) checked() (some parts) {
-	for _, p := range all {
-		if p.check != nil {
-			some = append(some, p)
-		}
-	}
-	return some
+func (all parts) checked() parts {
+	return slices.DeleteFunc(slices.Clone(all), func(p part) bool { return p.check == nil })
 }
 
 // add adds parts in the order of their starts.

@@ -100,12 +100,7 @@ func Order(resource *ledger.Resource) (ids []device.ID) {
 
 // age compares two devices by how long they have been free, the longest time first.
 func age(resource *ledger.Resource) func(i, j int) int {
-	return func(i, j int) int {
-		if by := cmp.Compare(resource.Freed(i), resource.Freed(j)); by != 0 {
-			return by
-		}
-		return i - j
-	}
+	return func(i, j int) int { return cmp.Or(cmp.Compare(resource.Freed(i), resource.Freed(j)), i-j) }
 }
 
 // packedOneByOne returns all devices, those of the smallest group first.

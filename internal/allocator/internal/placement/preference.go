@@ -29,19 +29,9 @@ func (q PreferenceRequest) Key() PreferenceKey { return PreferenceKey{q.Containe
 
 // Valid reports whether an answer matches the request.
 func (q PreferenceRequest) Valid(answer []device.ID) bool {
-	sorted := slices.Sorted(slices.Values(answer))
-	if len(slices.Compact(sorted)) != q.Size || len(answer) != q.Size {
-		return false
+	within := func(ids, sorted []device.ID) bool {
+		return !slices.ContainsFunc(ids, func(id device.ID) bool { _, is := slices.BinarySearch(sorted, id); return !is })
 	}
-	for _, id := range sorted {
-		if _, available := slices.BinarySearch(q.Available, id); !available {
-			return false
-		}
-	}
-	for _, id := range q.Must {
-		if _, included := slices.BinarySearch(sorted, id); !included {
-			return false
-		}
-	}
-	return true
+	chosen := slices.Compact(slices.Sorted(slices.Values(answer)))
+	return len(answer) == q.Size && len(chosen) == q.Size && within(chosen, q.Available) && within(q.Must, chosen)
 }
