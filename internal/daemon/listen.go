@@ -16,20 +16,15 @@ var webLimits = connlimit.Limits{Served: 256, ServedPerClient: 32, Waiting: 256,
 
 // webListener returns a function that opens the listener for metrics.listen, and can be called again after a failure.
 func webListener(at string) func() (net.Listener, error) {
-	path, unix := strings.CutPrefix(at, config.UnixPrefix)
-	if !unix {
-		limiter := connlimit.New(webLimits, connlimit.TCPClient)
-		return func() (net.Listener, error) {
-			l, err := plainTCP().Listen(context.Background(), "tcp", at)
-			if err != nil {
-				return nil, err
-			}
-			return limiter.Listener(l), nil
-		}
+	client := connlimit.TCPClient
+	listen := func() (net.Listener, error) { return plainTCP().Listen(context.Background(), "tcp", at) }
+	if path, unix := strings.CutPrefix(at, config.UnixPrefix); unix {
+		client = connlimit.UnixClient
+		listen = func() (net.Listener, error) { return socket.ListenPath(path, 0o660) }
 	}
-	limiter := connlimit.New(webLimits, connlimit.UnixClient)
+	limiter := connlimit.New(webLimits, client)
 	return func() (net.Listener, error) {
-		l, err := socket.ListenPath(path, 0o660)
+		l, err := listen()
 		if err != nil {
 			return nil, err
 		}

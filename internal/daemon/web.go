@@ -38,7 +38,9 @@ func newWeb(address string, names hosts, metrics *prometheus.Registry, parts par
 	if address == "" {
 		return &web{}
 	}
-	metrics.MustRegister(newReadyMetric(parts))
+	for _, p := range parts {
+		metrics.MustRegister(readyMetric(p))
+	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError), MaxRequestsInFlight: maxScrapes}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -77,28 +79,16 @@ func readiness(parts parts) (status int, text string) {
 	return status, b.String()
 }
 
-// A readyMetric reports on each scrape the same as /readyz.
-type readyMetric struct {
-	parts parts
-	desc  *prometheus.Desc
-}
-
-func newReadyMetric(parts parts) readyMetric {
-	return readyMetric{parts, prometheus.NewDesc("devmgrd_ready", "1 while a component of devmgrd is ready, as in /readyz, otherwise 0.", []string{"component"}, nil)}
-}
-
-// Describe is part of prometheus.Collector.
-func (m readyMetric) Describe(to chan<- *prometheus.Desc) { to <- m.desc }
-
-// Collect is part of prometheus.Collector.
-func (m readyMetric) Collect(to chan<- prometheus.Metric) {
-	for _, p := range m.parts {
-		ready := 0.0
-		if p.check() == nil {
-			ready = 1
+// readyMetric returns a metric that reports on each scrape the same of a part as /readyz.
+func readyMetric(p part) prometheus.GaugeFunc {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "devmgrd_ready", Help: "1 while a component of devmgrd is ready, as in /readyz, otherwise 0.", ConstLabels: prometheus.Labels{"component": p.name},
+	}, func() float64 {
+		if p.check() != nil {
+			return 0
 		}
-		to <- prometheus.MustNewConstMetric(m.desc, prometheus.GaugeValue, ready, p.name)
-	}
+		return 1
+	})
 }
 
 // run serves until ctx ends, and tries the address again after each failure.
