@@ -238,16 +238,16 @@ func (g *Gate) forgetAll() {
 func (g *Gate) Running(uid device.PodUID) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.running[uid] > 0 || g.leftLocked(ofPod(uid))
+	return g.running[uid] > 0 || g.leftLocked(podOfUnit, string(uid))
 }
 
-// leftLocked reports whether a command that an earlier process of devmgrd has started may still run in one of these units.
-func (g *Gate) leftLocked(of func(unit string) bool) bool {
+// leftLocked reports whether a command that an earlier process of devmgrd has started may still run in a unit whose name has this part.
+func (g *Gate) leftLocked(part int, text string) bool {
 	if !g.looked {
 		return true
 	}
 	for unit := range g.left {
-		if of(unit) {
+		if units.Has(unit, unitPrefix, part, text) {
 			return true
 		}
 	}
@@ -325,7 +325,7 @@ func (g *Gate) step(ctx context.Context) (again time.Time) {
 			again = loops.Earliest(again, g.rested)
 		case p.searches:
 			searches = append(searches, p)
-		case g.commands[p.commands[0]], g.leftLocked(ofResource(p.commands[0])): // its end wakes
+		case g.commands[p.commands[0]], g.leftLocked(resourceOfUnit, string(p.commands[0])): // its end wakes
 		default:
 			g.runLocked(ctx, p)
 		}
@@ -555,17 +555,10 @@ func (g *Gate) podOf(cgroup string) device.Pod {
 }
 
 // unitPrefix begins the names of the commands' units; the pod's UID and the resource follow.
-const unitPrefix = "devmgrd-release"
-
-// ofPod returns a function that reports whether a unit is of a command for a pod's devices.
-func ofPod(uid device.PodUID) func(unit string) bool {
-	return func(unit string) bool { return units.Has(unit, unitPrefix, 0, string(uid)) }
-}
-
-// ofResource returns a function that reports whether a unit is of a resource's command.
-func ofResource(r device.ResourceName) func(unit string) bool {
-	return func(unit string) bool { return units.Has(unit, unitPrefix, 1, string(r)) }
-}
+const (
+	unitPrefix                = "devmgrd-release"
+	podOfUnit, resourceOfUnit = 0, 1
+)
 
 // runLocked starts the next command of a proof.
 func (g *Gate) runLocked(ctx context.Context, p *proof) {
