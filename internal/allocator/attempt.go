@@ -249,16 +249,13 @@ func (a *Allocator) succeed(p *pod, held ledger.Devices, got []device.Assignment
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	defer a.changedLocked()
-	had := map[string]bool{}
-	for _, as := range p.assigned {
-		had[as.Container.Name] = true
-	}
+	before := p.assigned
 	p.saved, p.newDemand = true, nil
 	delete(a.unsaved, p.demand.Pod.UID)
 	took := time.Since(p.bound)
 	a.metrics.admission.Observe(took.Seconds())
 	a.cfg.Log.Info("devices assigned", "pod", p.demand.Pod.String(), "devices", device.Summary(got), "took", took.Round(time.Microsecond))
-	a.grantedLocked(p, got, func(container string) bool { return !had[container] })
+	a.grantedLocked(p, got, func(container string) bool { _, had := device.AssignmentOf(before, container); return !had })
 	for r := range held {
 		a.ledger.Withhold(r) // the list may have changed meanwhile, and only now the grant's time is known
 	}
