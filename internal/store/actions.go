@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	bolt "go.etcd.io/bbolt"
+
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -101,30 +103,15 @@ func (s bucket) trim(oldest []byte, most, mostBytes int) error {
 // Actions returns the actions since then, ordered by time. It leaves out unreadable records.
 func (h *History) Actions(since time.Time) ([]device.Action, error) {
 	var operators, own []spanEntry
-	err := h.guarded(func() (err error) {
-		if operators, err = entries(h.db, actionsBucket, spanKey(since, 0)); err == nil {
-			own, err = entries(h.db, ownActionsBucket, spanKey(since, 0))
-		}
-		return err
+	err := h.view(func(tx *bolt.Tx) {
+		operators, own = entries(tx, actionsBucket, spanKey(since, 0)), entries(tx, ownActionsBucket, spanKey(since, 0))
 	})
-	return actionsOf(operators, own, h.log), err
+	return decodeActions(operators, own, h.log), err
 }
 
-// actionsOf decodes the records of both buckets, ordered by time.
-func actionsOf(operators, own []spanEntry, log *slog.Logger) []device.Action {
-	all := decodeActions(operators, log)
-	for _, a := range decodeActions(own, log) {
-		a.Own = true
-		all = append(all, a)
-	}
-	slices.SortStableFunc(all, func(a, b device.Action) int { return a.At.Compare(b.At) })
-	return all
-}
-
-// decodeActions leaves out unreadable records.
-func decodeActions(entries []spanEntry, log *slog.Logger) []device.Action {
-	var all []device.Action
-	for _, e := range entries {
+// decodeActions returns the actions of both buckets, ordered by time. It leaves out unreadable records.
+func decodeActions(operators, own []spanEntry, log *slog.Logger) (all []device.Action) {
+	for i, e := range slices.Concat(operators, own) {
 		var a device.Action
 		at, err := timeOf(e.key)
 		if err == nil {
@@ -134,8 +121,9 @@ func decodeActions(entries []spanEntry, log *slog.Logger) []device.Action {
 			log.Warn("ignoring unreadable action record", "key", fmt.Sprintf("%.64x", e.key), "err", err)
 			continue
 		}
-		a.At = at
+		a.At, a.Own = at, i >= len(operators)
 		all = append(all, a)
 	}
+	slices.SortStableFunc(all, func(a, b device.Action) int { return a.At.Compare(b.At) })
 	return all
 }

@@ -92,67 +92,57 @@ func (h *History) guarded(what func() error) (err error) {
 	return what()
 }
 
+// view runs a function that reads the file.
+func (h *History) view(read func(*bolt.Tx)) error {
+	return h.guarded(func() error {
+		return h.db.View(func(tx *bolt.Tx) error { read(tx); return nil })
+	})
+}
+
 // Spans returns the spans that had not ended by then: first those that have ended since, ordered by end, then the open ones.
 // It leaves out unreadable records.
 func (h *History) Spans(since time.Time) ([]device.Span, error) {
 	var all []spanEntry
-	err := h.guarded(func() (err error) {
-		all, err = readSpans(h.db, since)
-		return err
-	})
+	err := h.view(func(tx *bolt.Tx) { all = readSpans(tx, since) })
 	return decodeSpans(all, h.log), err
 }
 
 // readSpans copies the spans that had not ended by then.
-func readSpans(db *bolt.DB, since time.Time) (all []spanEntry, err error) {
-	ended, err := entries(db, endedBucket, spanKey(since, 0))
-	if err != nil {
-		return nil, err
-	}
-	open, err := entries(db, openBucket, nil)
-	return append(ended, open...), err
+func readSpans(tx *bolt.Tx, since time.Time) []spanEntry {
+	return append(entries(tx, endedBucket, spanKey(since, 0)), entries(tx, openBucket, nil)...)
 }
 
 // OpenSpans returns the open spans, ordered by beginning.
 func (h *History) OpenSpans() ([]device.Span, error) {
 	var open []spanEntry
-	err := h.guarded(func() (err error) {
-		open, err = entries(h.db, openBucket, nil)
-		return err
-	})
+	err := h.view(func(tx *bolt.Tx) { open = entries(tx, openBucket, nil) })
 	return decodeSpans(open, h.log), err
 }
 
 // HistoryKeys returns the keys of all spans that have ended, in order.
 func (h *History) HistoryKeys() ([]device.SpanKey, error) {
 	var all []device.SpanKey
-	err := h.guarded(func() error {
-		return h.db.View(func(tx *bolt.Tx) error {
-			for key, value := range each(tx.Bucket(endedBucket)) {
-				if at, err := timeOf(key); err == nil {
-					all = append(all, device.SpanKey{Until: at, Number: binary.BigEndian.Uint64(key[8:]), Bytes: len(value)})
-				}
+	err := h.view(func(tx *bolt.Tx) {
+		for key, value := range each(tx.Bucket(endedBucket)) {
+			if at, err := timeOf(key); err == nil {
+				all = append(all, device.SpanKey{Until: at, Number: binary.BigEndian.Uint64(key[8:]), Bytes: len(value)})
 			}
-			return nil
-		})
+		}
 	})
 	return all, err
 }
 
 // entries copies the entries of a bucket from a key on.
-func entries(db *bolt.DB, bucket, from []byte) (all []spanEntry, err error) {
-	err = db.View(func(tx *bolt.Tx) error {
-		b := tx.Bucket(bucket)
-		if b == nil {
-			return nil
-		}
-		c := b.Cursor()
-		for key, value := c.Seek(from); key != nil; key, value = c.Next() {
-			all = append(all, spanEntry{bytes.Clone(key), bytes.Clone(value)})
-		}
+func entries(tx *bolt.Tx, bucket, from []byte) (all []spanEntry) {
+	b := tx.Bucket(bucket)
+	if b == nil {
 		return nil
-	})
-	return all, err
+	}
+	c := b.Cursor()
+	for key, value := c.Seek(from); key != nil; key, value = c.Next() {
+		all = append(all, spanEntry{bytes.Clone(key), bytes.Clone(value)})
+	}
+	return all
 }
 
 // decodeSpans leaves out unreadable records: no assignment depends on them.
@@ -282,8 +272,11 @@ func ReadHistoryFile(path string, log *slog.Logger) (HistoryContent, error) {
 	if err != nil {
 		return HistoryContent{}, err
 	}
-	spans, err := readSpans(db, time.Time{})
-	operators, failed := entries(db, actionsBucket, nil)
-	own, failedOwn := entries(db, ownActionsBucket, nil)
-	return HistoryContent{found.version, decodeSpans(spans, log), actionsOf(operators, own, log)}, errors.Join(err, failed, failedOwn, db.Close())
+	content := HistoryContent{Version: found.version}
+	err = db.View(func(tx *bolt.Tx) error {
+		content.Spans = decodeSpans(readSpans(tx, time.Time{}), log)
+		content.Actions = decodeActions(entries(tx, actionsBucket, nil), entries(tx, ownActionsBucket, nil), log)
+		return nil
+	})
+	return content, errors.Join(err, db.Close())
 }
