@@ -10,12 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A lock keeps a second devmgrd away while this process lives: the kernel releases it at any exit.
-type lock struct{ file *os.File }
-
 // takeLock takes the lock at path and writes devmgrd's pid into it, or reports the process that has the lock. The lock holds
-// even if the pid cannot be written or the file is read-only.
-func takeLock(path string) (*lock, error) {
+// even if the pid cannot be written or the file is read-only. It keeps a second devmgrd away until the file is closed: the kernel does that at
+// any exit. The file stays: after its removal two processes could lock two files of one name.
+func takeLock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if errors.Is(err, unix.EROFS) {
 		f, err = os.Open(path)
@@ -36,8 +34,5 @@ func takeLock(path string) (*lock, error) {
 	note := []byte(strconv.Itoa(os.Getpid()) + "\n")
 	n, _ := f.WriteAt(note, 0)
 	_ = f.Truncate(int64(n)) // after the write, so that a full disk still has space for the new pid: the old one is as long
-	return &lock{f}, nil
+	return f, nil
 }
-
-// release releases the lock. The file stays: after its removal two processes could lock two files of one name.
-func (l *lock) release() error { return l.file.Close() }

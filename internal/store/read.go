@@ -69,7 +69,7 @@ func Read(dir string, log *slog.Logger) (b State, err error) {
 	if err != nil {
 		return State{}, err
 	}
-	defer func() { err = errors.Join(err, l.release()) }()
+	defer func() { err = errors.Join(err, l.Close()) }()
 	found, err := stateSchema.inspect(path)
 	if err != nil {
 		return State{}, err

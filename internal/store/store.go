@@ -26,7 +26,7 @@ type Config struct {
 // A Store is the open state file. Its methods are safe for concurrent use.
 type Store struct {
 	file
-	lock *lock
+	lock *os.File
 }
 
 // File names in the state directory: the state file, the history, and the lock for both.
@@ -45,7 +45,7 @@ func Open(c Config) (*Store, error) {
 	}
 	o, err := s.openFile()
 	if err != nil {
-		return nil, errors.Join(err, s.lock.release())
+		return nil, errors.Join(err, s.lock.Close())
 	}
 	s.use(o)
 	s.register(c)
@@ -70,7 +70,7 @@ func Recover(c Config) (*Store, State, error) {
 		has, err = s.readOnly()
 	}
 	if err != nil {
-		return nil, State{}, errors.Join(err, s.lock.release())
+		return nil, State{}, errors.Join(err, s.lock.Close())
 	}
 	s.register(c)
 	return s, has, nil
@@ -182,7 +182,7 @@ func (s *Store) Close() error {
 	if s.db != nil {
 		err = s.db.Close()
 	}
-	return errors.Join(err, s.lock.release())
+	return errors.Join(err, s.lock.Close())
 }
 
 // SaveAll makes pods and plugins durable in one commit: all of them, or none. It serves an import as a whole.
