@@ -115,10 +115,6 @@ func (a *adoption) conflict(format string, args ...any) {
 	a.plan.Conflicts = append(a.plan.Conflicts, fmt.Sprintf(format, args...))
 }
 
-func (a *adoption) note(format string, args ...any) {
-	a.plan.Notes = append(a.plan.Notes, fmt.Sprintf(format, args...))
-}
-
 // own records the owner of devices. A pod may have a device twice: its init containers hand theirs on.
 func (a *adoption) own(r device.ResourceName, ids []device.ID, pod device.Pod, by string) {
 	owners := lists.Inner(a.owners, r)
@@ -275,8 +271,8 @@ func (a *adoption) waiting() {
 				continue
 			}
 			wants := lists.Map(slices.Sorted(maps.Keys(want.Wants)), func(r device.ResourceName) string { return fmt.Sprintf("%d of %s", want.Wants[r], r) })
-			a.note("pod %s, container %s requests %s, and the file has no devices for the container: devmgrd assigns them at its next start, once a plugin "+
-				"has registered; add a resource that no device plugin serves to plugins.ignoredResources", d.Pod, want.Container.Name, strings.Join(wants, " and "))
+			a.plan.Notes = append(a.plan.Notes, fmt.Sprintf("pod %s, container %s requests %s, and the file has no devices for the container: devmgrd assigns them at its next start, once a plugin "+
+				"has registered; add a resource that no device plugin serves to plugins.ignoredResources", d.Pod, want.Container.Name, strings.Join(wants, " and ")))
 		}
 	}
 }

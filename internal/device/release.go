@@ -5,6 +5,8 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // A Departure is an ended pod that still has its devices. The runtime has no container of it.
@@ -35,10 +37,7 @@ func (r *Release) String() string {
 		return r.Why
 	}
 	const named = 3
-	var all []string
-	for _, p := range r.Holders[:min(named, len(r.Holders))] {
-		all = append(all, p.String())
-	}
+	all := lists.Map(r.Holders[:min(named, len(r.Holders))], Process.String)
 	if more := len(r.Holders) - len(all); more > 0 {
 		all = append(all, fmt.Sprintf("%d more", more))
 	}

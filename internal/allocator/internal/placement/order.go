@@ -8,6 +8,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/bitset"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // A group is the candidates of one request in one group, ascending. There is at least one.
@@ -70,7 +71,7 @@ func sorted(resource *ledger.Resource, candidates []int, n int, picked []device.
 }
 
 // Order returns the free devices in the order in which another program should take them, for one container or several; nil: that of their IDs. Devices that the plugin has recently refused come last.
-func Order(resource *ledger.Resource) (ids []device.ID) {
+func Order(resource *ledger.Resource) []device.ID {
 	l := resource.Listing()
 	if !ordered(resource) && !resource.AnyRefused() {
 		return nil
@@ -92,10 +93,7 @@ func Order(resource *ledger.Resource) (ids []device.ID) {
 	case ledger.Spread:
 		candidates = spread(groupsOf(l, candidates, nil), len(candidates)) // also right where one container takes several
 	}
-	for _, i := range append(candidates, refused...) {
-		ids = append(ids, l.Devices()[i].ID)
-	}
-	return ids
+	return lists.Map(append(candidates, refused...), func(i int) device.ID { return l.Devices()[i].ID })
 }
 
 // age compares two devices by how long they have been free, the longest time first.
