@@ -18,7 +18,6 @@ const (
 type Feed struct {
 	revision uint64          // of the newest change
 	changes  []device.Change // the newest changes, the oldest first
-	weights  []int           // of each of the changes
 	weight   int             // of all of them
 	updated  chan struct{}   // closed with the next change
 }
@@ -64,12 +63,11 @@ func (f *Feed) Since(revision uint64, most int) ([]device.Change, bool) {
 
 // keep adds a change and drops the oldest ones until the bounds hold. It always keeps the newest.
 func (f *Feed) keep(c device.Change) {
-	n := weight(c)
-	f.changes, f.weights, f.weight = append(f.changes, c), append(f.weights, n), f.weight+n
+	f.changes, f.weight = append(f.changes, c), f.weight+weight(c)
 	for len(f.changes) > 1 && (len(f.changes) > maxChanges || f.weight > maxChangesBytes) {
-		f.weight -= f.weights[0]
+		f.weight -= weight(f.changes[0])
 		f.changes[0] = device.Change{} // the array behind the slice stays until it is full
-		f.changes, f.weights = f.changes[1:], f.weights[1:]
+		f.changes = f.changes[1:]
 	}
 }
 

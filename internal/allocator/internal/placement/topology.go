@@ -60,15 +60,21 @@ type need struct {
 	order  ledger.Order // Pack: nodes with few devices come first; Spread: those with many; else by number
 }
 
-// counts returns the number of available devices by NUMA node, for messages.
-func (n need) counts() string {
-	const most = 8 // nodes listed
+// byNode returns the number of available devices by NUMA node.
+func (n need) byNode() map[int]int {
 	at := map[int]int{}
 	for _, p := range n.places {
 		for _, node := range p.nodes {
 			at[node] += p.count
 		}
 	}
+	return at
+}
+
+// counts returns byNode for messages.
+func (n need) counts() string {
+	const most = 8 // nodes listed
+	at := n.byNode()
 	var all []string
 	for i, node := range slices.Sorted(maps.Keys(at)) {
 		if i == most {
@@ -188,12 +194,7 @@ func (s *search) sortNodes() {
 	if i < 0 {
 		return
 	}
-	available := map[int]int{}
-	for _, p := range s.needs[i].places {
-		for _, n := range p.nodes {
-			available[n] += p.count
-		}
-	}
+	available := s.needs[i].byNode()
 	sign := 1
 	if s.needs[i].order == ledger.Spread {
 		sign = -1
