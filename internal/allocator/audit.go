@@ -1,8 +1,6 @@
 package allocator
 
 import (
-	"slices"
-
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/containers"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -36,7 +34,6 @@ func (a *Allocator) stillWithoutDevices(uid device.PodUID, id string) bool {
 
 // imported reports whether a kubelet created a container and assigned its devices.
 func (p *pod) imported(l containers.Container) bool {
-	return slices.ContainsFunc(p.assigned, func(as device.Assignment) bool {
-		return as.Container.Name == l.Name && !as.Imported.IsZero() && !l.Made.After(as.Imported)
-	})
+	as, _ := p.of(l.Name)
+	return !as.Imported.IsZero() && !l.Made.After(as.Imported)
 }

@@ -160,14 +160,10 @@ func (a *Allocator) retractLocked(offers map[device.ResourceName]device.Offer) (
 
 // retiredLocked returns the forgotten resources that the Node should no longer show: neither offered nor used since.
 func (a *Allocator) retiredLocked() []device.ResourceName {
-	var all []device.ResourceName
-	for r := range a.retired {
-		if resource := a.ledger.Lookup(r); !resource.Offered() && resource.TakenCount() == 0 && resource.Requests() == 0 {
-			all = append(all, r)
-		}
-	}
-	slices.Sort(all)
-	return all
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(a.retired)), func(r device.ResourceName) bool {
+		resource := a.ledger.Lookup(r)
+		return resource.Offered() || resource.TakenCount() > 0 || resource.Requests() > 0
+	})
 }
 
 // ResourcesRemoved confirms that the Node shows none of these resources.

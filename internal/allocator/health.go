@@ -2,8 +2,6 @@ package allocator
 
 import (
 	"cmp"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -96,13 +94,4 @@ func worse(a, b device.Fault) device.Fault {
 		first.Others = a.Others + b.Others + 1
 	}
 	return first
-}
-
-// usesOf returns the resources of assignments, ascending.
-func usesOf(all []device.Assignment) []device.ResourceName {
-	seen := map[device.ResourceName]bool{}
-	for _, s := range device.Shares(all) {
-		seen[s.Resource] = true
-	}
-	return slices.Sorted(maps.Keys(seen))
 }

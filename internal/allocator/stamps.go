@@ -136,11 +136,7 @@ func (a *Allocator) believeLocked(r device.Running, l *containers.Container, own
 
 // short returns the devices whose IDs are not too long.
 func short(ids []device.ID) []device.ID {
-	long := func(id device.ID) bool { return id == "" || len(id) > maxSaidID }
-	if !slices.ContainsFunc(ids, long) {
-		return ids
-	}
-	return slices.DeleteFunc(slices.Clone(ids), long)
+	return slices.DeleteFunc(slices.Clone(ids), func(id device.ID) bool { return id == "" || len(id) > maxSaidID })
 }
 
 // setAsideLocked records devices of a container whose request is not known, or returns why not.

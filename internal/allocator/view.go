@@ -2,9 +2,11 @@ package allocator
 
 import (
 	"iter"
+	"maps"
 	"slices"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -110,7 +112,7 @@ func (a *Allocator) publishLocked(p *pod) {
 	}
 	if a.feed.Publish(p.allocation, now, time.Now()) {
 		p.allocation, a.snapshot = now, nil
-		p.uses, p.faults = usesOf(p.assigned), nil
+		p.uses, p.faults = slices.Sorted(maps.Keys(ledger.DevicesOf(p.assigned))), nil
 	}
 }
 
