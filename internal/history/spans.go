@@ -156,10 +156,7 @@ func (s *spans) trim(now time.Time) {
 
 // due returns the spans to write, and the keys to remove.
 func (s *spans) due() ([]device.Span, []device.SpanKey) {
-	save := make([]device.Span, 0, len(s.fresh))
-	for _, number := range slices.Sorted(maps.Keys(s.fresh)) {
-		save = append(save, s.fresh[number])
-	}
+	save := lists.Map(slices.Sorted(maps.Keys(s.fresh)), func(number uint64) device.Span { return s.fresh[number] })
 	return save, slices.Clone(s.gone)
 }
 
@@ -180,11 +177,6 @@ func (s *spans) written(save []device.Span, forgotten int) {
 
 // unwritten returns the spans that had not ended by then and that differ from the history file.
 func (s *spans) unwritten(since time.Time) []device.Span {
-	var all []device.Span
-	for _, span := range s.fresh {
-		if span.Until.IsZero() || !span.Until.Before(since) {
-			all = append(all, span)
-		}
-	}
-	return all
+	ended := func(span device.Span) bool { return !span.Until.IsZero() && span.Until.Before(since) }
+	return slices.DeleteFunc(slices.Collect(maps.Values(s.fresh)), ended)
 }

@@ -480,12 +480,9 @@ func (g *Gate) firstBlind(r device.ResourceName) bool {
 // ignored returns a function that reports whether a process may keep devices open. A user's process may run any executable with code of its
 // own in it, so an executable counts only for root; a daemon that drops root's rights is named by its service.
 func (g *Gate) ignored() func(openers.Process, device.Pod) bool {
+	services := slices.DeleteFunc(slices.Clone(g.Ignore), func(name string) bool { return strings.Contains(name, "/") })
 	var executables []openers.File
-	var services []string
 	for _, name := range g.Ignore {
-		if !strings.Contains(name, "/") {
-			services = append(services, name)
-		}
 		if !path.IsAbs(name) {
 			continue
 		}

@@ -1,6 +1,7 @@
 package reclaim
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,12 +58,7 @@ func (n *networks) left(paths []string) (left []string, watched bool) {
 // after the next wake.
 func (g *Gate) lookAtNetworks() (again time.Time) {
 	g.mu.Lock()
-	var all []*proof
-	for _, p := range g.proofs {
-		if len(p.networks) > 0 {
-			all = append(all, p)
-		}
-	}
+	all := slices.DeleteFunc(slices.Collect(maps.Values(g.proofs)), func(p *proof) bool { return len(p.networks) == 0 })
 	g.mu.Unlock()
 	g.networks.watch(len(all) > 0)
 	for _, p := range all {
