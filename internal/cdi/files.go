@@ -334,10 +334,7 @@ func (f *Files) grants(ctx context.Context, c device.Container, st device.Readin
 func (f *Files) use(c device.Container, claims ...device.ClaimUID) device.Readiness {
 	f.mu.Lock()
 	for _, claim := range claims {
-		if f.users[claim] == nil {
-			f.users[claim] = map[device.PodUID]bool{}
-		}
-		f.users[claim][c.Pod] = true
+		lists.Inner(f.users, claim)[c.Pod] = true
 	}
 	f.mu.Unlock()
 	st := f.Allocator.Readiness(c)

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // maxPodUses bounds how many devices the containers of a pod use by claims, each container's counted, and maxUses those of all pods: any number
@@ -155,10 +156,7 @@ func (r *resolution) addDevice(use device.ClaimUse, claim device.ClaimUID, one r
 	if r.claimed == nil {
 		r.claimed = map[device.ResourceName]map[device.ID]device.ClaimUID{}
 	}
-	if r.claimed[name] == nil {
-		r.claimed[name] = map[device.ID]device.ClaimUID{}
-	}
-	r.claimed[name][id] = claim
+	lists.Inner(r.claimed, name)[id] = claim
 }
 
 // result returns the container's demand.

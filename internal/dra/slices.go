@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // poolSize is the highest number of devices in a pool: the API's limit for one ResourceSlice whose devices have taints.
@@ -227,10 +228,7 @@ func (p pools) take(k int, id device.ID) bool {
 	if len(p[k]) >= poolSize || p[k][name] {
 		return false
 	}
-	if p[k] == nil {
-		p[k] = map[string]bool{}
-	}
-	p[k][name] = true
+	lists.Inner(p, k)[name] = true
 	return true
 }
 

@@ -3,6 +3,8 @@ package kube
 import (
 	"iter"
 	"maps"
+
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // Objects are the newest versions of watched objects, by name: from the watch, and from the answers to writes, each of which may be ahead of the other. They
@@ -81,10 +83,7 @@ func (o *Objects[T]) Deleted(name string, number uint64) bool {
 // Missing removes an object that a request has not found, or has deleted. The watch may still repeat it.
 func (o *Objects[T]) Missing(name string) {
 	if v, there := o.all[name]; there && v.number > o.passed {
-		if o.missing == nil {
-			o.missing = map[string]uint64{}
-		}
-		o.missing[name] = v.number
+		lists.Put(&o.missing, name, v.number)
 	}
 	delete(o.all, name)
 }
@@ -102,9 +101,6 @@ func (o *Objects[T]) Exchange(name string, by T) { o.set(name, o.all[name].numbe
 func older(number, known uint64) bool { return number != 0 && number <= known }
 
 func (o *Objects[T]) set(name string, number uint64, is T) {
-	if o.all == nil {
-		o.all = map[string]versioned[T]{}
-	}
-	o.all[name] = versioned[T]{number, is}
+	lists.Put(&o.all, name, versioned[T]{number, is})
 	delete(o.missing, name)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // Synchronize receives all sandboxes and containers when the runtime connects. The runtime sends no event before it has returned.
@@ -90,7 +91,7 @@ func (p *plugin) says(pod *api.PodSandbox, c *api.Container, id device.Container
 	for _, more := range []map[device.ResourceName][]device.ID{kubelets, copies} {
 		for r, of := range more {
 			if _, sealed := digests[r]; !sealed && ids[r] == nil {
-				ids = with(ids, r, of)
+				lists.Put(&ids, r, of)
 			}
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
@@ -27,10 +28,7 @@ func (h *hooks) begin(event string) (end func()) {
 	one := &hook{event, time.Now()}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.underway == nil {
-		h.underway = map[*hook]bool{}
-	}
-	h.underway[one] = true
+	lists.Put(&h.underway, one, true)
 	return func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()

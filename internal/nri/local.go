@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
@@ -164,10 +165,7 @@ func (s *sandboxes) add(pod *api.PodSandbox) {
 	s.addID(pod.GetUid(), pod.GetId(), network)
 	static := !fromAPI(pod)
 	s.mu.Lock()
-	if s.named == nil {
-		s.named = map[string]namedPod{}
-	}
-	s.named[pod.GetUid()] = namedPod{identity(pod), static, pod.GetAnnotations()[resourcesKey] != ""}
+	lists.Put(&s.named, pod.GetUid(), namedPod{identity(pod), static, pod.GetAnnotations()[resourcesKey] != ""})
 	s.mu.Unlock()
 	if static {
 		loops.Signal(s.changed)
@@ -189,10 +187,7 @@ func (s *sandboxes) addID(uid, id, network string) {
 	if s.ids == nil {
 		s.ids = map[string]map[string]string{}
 	}
-	if s.ids[uid] == nil {
-		s.ids[uid] = map[string]string{}
-	}
-	s.ids[uid][id] = cmp.Or(network, s.ids[uid][id])
+	lists.Inner(s.ids, uid)[id] = cmp.Or(network, s.ids[uid][id])
 }
 
 // networks returns the files of the network namespaces of a pod's sandboxes.

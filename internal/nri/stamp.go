@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // stampKey is the annotation that names the devices of a container. The runtime keeps it with the container and lists it
@@ -136,24 +137,13 @@ func stamped(annotations map[string]string, left *int) (ids map[device.ResourceN
 			}
 			*left -= len(all)
 		}
-		switch {
-		case all != nil:
-			ids = with(ids, resource, all)
-		case digests == nil:
-			digests = map[device.ResourceName]string{resource: digest}
-		default:
-			digests[resource] = digest
+		if all != nil {
+			lists.Put(&ids, resource, all)
+		} else {
+			lists.Put(&digests, resource, digest)
 		}
 	}
 	return ids, digests
-}
-
-func with(ids map[device.ResourceName][]device.ID, r device.ResourceName, all []device.ID) map[device.ResourceName][]device.ID {
-	if ids == nil {
-		ids = map[device.ResourceName][]device.ID{}
-	}
-	ids[r] = all
-	return ids
 }
 
 // unseal returns the devices of a value's ranges in ascending order, or else its digest.

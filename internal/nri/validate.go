@@ -107,10 +107,7 @@ type answers struct {
 func (a *answers) put(id string, given *api.ContainerAdjustment) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.all == nil {
-		a.all = map[string]*api.ContainerAdjustment{}
-	}
-	a.all[id] = given
+	lists.Put(&a.all, id, given)
 }
 
 // take removes and returns an answer.

@@ -21,6 +21,7 @@ import (
 	v1alpha1 "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/podresources/internal/takeover"
 	"github.com/devmgrd/devmgrd/internal/socket"
@@ -92,15 +93,10 @@ func KubeletsDevices(ctx context.Context, socket string, taken bool) (map[string
 	all := map[string]map[string]device.Choice{}
 	for _, p := range answer.GetPodResources() {
 		pod := device.Pod{Namespace: p.GetNamespace(), Name: p.GetName()}.String()
-		if all[pod] == nil {
-			all[pod] = map[string]device.Choice{}
-		}
+		containers := lists.Inner(all, pod)
 		for _, c := range p.GetContainers() {
 			for _, d := range c.GetDevices() { // one for each NUMA node, or for each device
-				if all[pod][c.GetName()] == nil {
-					all[pod][c.GetName()] = device.Choice{}
-				}
-				choice, r := all[pod][c.GetName()], device.ResourceName(d.GetResourceName())
+				choice, r := lists.Inner(containers, c.GetName()), device.ResourceName(d.GetResourceName())
 				for _, id := range d.GetDeviceIds() {
 					if at, has := slices.BinarySearch(choice[r], device.ID(id)); !has { // in one order: the kubelet's is that of a map
 						choice[r] = slices.Insert(choice[r], at, device.ID(id))

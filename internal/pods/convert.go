@@ -13,6 +13,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // A podState is the relevant state of a pod in the API.
@@ -281,10 +282,7 @@ func (r reader) wants(p *corev1.Pod, c *corev1.Container) map[device.ResourceNam
 		if quantity.CmpInt64(math.MaxInt32) < 0 {
 			n = int(quantity.Value())
 		}
-		if wants == nil {
-			wants = map[device.ResourceName]int{}
-		}
-		wants[resource] = n
+		lists.Put(&wants, resource, n)
 	}
 	return wants
 }

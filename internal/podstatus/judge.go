@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -137,11 +138,9 @@ func faultText(f device.Fault) string {
 func countsOf(all []device.Assignment) string {
 	devices := map[device.ResourceName]map[device.ID]bool{}
 	for _, s := range device.Shares(all) {
-		if devices[s.Resource] == nil {
-			devices[s.Resource] = map[device.ID]bool{}
-		}
+		of := lists.Inner(devices, s.Resource)
 		for _, id := range s.IDs {
-			devices[s.Resource][id] = true
+			of[id] = true
 		}
 	}
 	var parts []string

@@ -50,10 +50,7 @@ func (m *memory) note(resource device.ResourceName, ids []device.ID, g device.Gr
 			env: map[string]string{}, mounts: map[string]string{}, devices: map[string]string{},
 			annotations: map[string]string{}, kinds: map[string]string{},
 		}
-		if m.all == nil {
-			m.all = map[device.ResourceName]*remembered{}
-		}
-		m.all[device.ResourceName(strings.Clone(string(resource)))] = r
+		lists.Put(&m.all, device.ResourceName(strings.Clone(string(resource))), r)
 	}
 	var names []string // of the devices; made when they are needed
 	add := func(to map[string]string, text string) {

@@ -14,6 +14,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/cli/internal/table"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/pods"
 	"github.com/devmgrd/devmgrd/internal/store"
 	"github.com/devmgrd/devmgrd/internal/version"
@@ -146,11 +147,9 @@ func (n Node) report(plan checkpoint.Plan, stays checkpoint.File) {
 	used := map[device.ResourceName]map[device.ID]bool{}
 	for _, t := range plan.Items {
 		w.Row(t.Pod.String(), t.Container, string(t.Resource), table.IDs(t.IDs), fates[t.Outcome])
-		if used[t.Resource] == nil {
-			used[t.Resource] = map[device.ID]bool{}
-		}
+		of := lists.Inner(used, t.Resource)
 		for _, id := range t.IDs {
-			used[t.Resource][id] = true
+			of[id] = true
 		}
 	}
 	w.End()
