@@ -430,6 +430,25 @@ func TestExplain(t *testing.T) {
 	expect(t, all, err, mine+` ended: true}`)
 }
 
+// A served pod whose container the runtime would not be let create waits too.
+func TestExplain_ContainerOfAServedPodIsRefused_PodWaits(t *testing.T) {
+	t.Parallel()
+	r := start(t, func(c *admin.Config) { c.View = refusing{c.View} })
+	r.Plugins.Stock(gpu, 1)
+	r.Settle(t, allocatortest.Pod("has", gpu, 1))
+	e, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: "has"})
+	if err != nil || e.Verdict != "waiting" || e.Reason != "PreStartFailed" || e.Message != "container main cannot start: the plugin says no" ||
+		e.Ends != "PreStartContainer of the device plugin of vendor.com/gpu succeeds" || len(e.Assignments) != 1 {
+		t.Errorf("%v, %v", e, err)
+	}
+}
+
+type refusing struct{ admin.View }
+
+func (refusing) WouldRefuse(device.PodUID) (string, *device.Wait) {
+	return "main", &device.Wait{Reason: device.PreStartFailed, Message: "the plugin says no"}
+}
+
 // A device that may be in use under another ID is counted as withheld.
 func TestStatus_RenamedDevice_IsWithheld(t *testing.T) {
 	t.Parallel()

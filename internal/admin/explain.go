@@ -36,6 +36,11 @@ func (s *Server) explanation(o device.PodStatus) *adminv1.ExplainResponse {
 	case o.State == device.Ready:
 		e.Verdict = "ready"
 		e.Message = "the pod has all the devices that it requests"
+		if container, why := s.cfg.View.WouldRefuse(h.Pod.UID); why != nil {
+			e.Verdict = "waiting"
+			e.Reason, e.Message = string(why.Reason), "container "+container+" cannot start: "+why.Message
+			e.Ends = device.Explain(why.Reason).Ends(strings.Join(lists.Strings(o.Wants()), " or "))
+		}
 	default:
 		e.Verdict = "waiting"
 		e.Reason, e.Message, e.Retry = string(o.Wait.Reason), o.Wait.Message, stamp(o.Retry)

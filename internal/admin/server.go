@@ -30,6 +30,8 @@ type View interface {
 	Devices(device.ResourceName) (all []device.DeviceStatus, known bool)
 	// EachDevice yields the same one by one.
 	EachDevice(device.ResourceName) iter.Seq[device.DeviceStatus]
+	// WouldRefuse returns the first container of a served pod that would not be created now, and why; nil: there is none.
+	WouldRefuse(device.PodUID) (container string, why *device.Wait)
 	// Updated returns a channel that is closed when any of these changes after the call.
 	Updated() <-chan struct{}
 }

@@ -659,6 +659,19 @@ func (r *harness) expect(pod, container, want string) {
 	}
 }
 
+// wouldRefuse expects the first container of a served pod that would not be created, and why; empty: there is none.
+func (r *harness) wouldRefuse(pod, container string, reason device.Reason) {
+	r.t.Helper()
+	synctest.Wait()
+	got, why := r.WouldRefuse(device.PodUID(pod))
+	if why == nil {
+		why = &device.Wait{}
+	}
+	if got != container || why.Reason != reason {
+		r.t.Errorf("of %s, container %q would be refused with %q, want %q with %q", pod, got, why.Reason, container, reason)
+	}
+}
+
 func (r *harness) published(want map[device.ResourceName]int) {
 	r.t.Helper()
 	synctest.Wait()

@@ -143,9 +143,12 @@ func TestKubelet_ResourceIsNoLongerIgnored_ContainerWithoutItWaits(t *testing.T)
 		c := running("1", "a", "side")
 		r.RuntimeSynced([]device.Running{c}, nil)
 		r.expect("a", "side", "ready vendor.com/nic[d0]") // it runs
+		r.wouldRefuse("a", "", "")
 		r.RuntimeStopped(c)
 		r.expect("a", "side", "waiting DevicesUnknown")
+		r.wouldRefuse("a", "side", device.DevicesUnknown)
 		r.expect("b", "main", "waiting DevicesUnknown")
+		r.wouldRefuse("b", "main", device.DevicesUnknown)
 		r.expect("b", "side", "ready vendor.com/nic[d1]")
 	}, func(r *harness) { r.mute = true })
 }

@@ -29,6 +29,14 @@ func (prep *preparation) has(r device.ResourceName, id device.ID) bool {
 	return prep != nil && slices.ContainsFunc(prep.shares, func(s device.Share) bool { return s.Resource == r && slices.Contains(s.IDs, id) })
 }
 
+// failure returns why the preparation has failed; nil: it has not.
+func (prep *preparation) failure() *device.Wait {
+	if prep == nil || prep.running || prep.err == nil {
+		return nil
+	}
+	return &device.Wait{Reason: device.PreStartFailed, Message: prep.err.Error()}
+}
+
 // covers reports whether a preparation is about all devices of these shares.
 func (prep *preparation) covers(shares []device.Share) bool {
 	return !slices.ContainsFunc(shares, func(s device.Share) bool {
@@ -119,11 +127,11 @@ func (a *Allocator) preparedLocked(p *pod, as device.Assignment) *device.Readine
 		a.prepareLocked(p, as)
 		prep = p.preparations[as.Container.Name]
 	}
-	switch {
-	case prep.running:
+	if prep.running {
 		return &device.Readiness{State: device.Pending, Done: prep.done, Wait: waitPreparing}
-	case prep.err != nil:
-		return &device.Readiness{State: device.Waiting, Wait: device.Wait{Reason: device.PreStartFailed, Message: prep.err.Error()}}
+	}
+	if why := prep.failure(); why != nil {
+		return &device.Readiness{State: device.Waiting, Wait: *why}
 	}
 	return nil
 }

@@ -109,10 +109,12 @@ func TestAFailedPreStartIsARefusalAndIsTriedAgain(t *testing.T) {
 		r.plugins.prepares(func(context.Context) error { return errPlugin })
 		r.RuntimeStopped(c)
 		r.expect("a", "main", "waiting PreStartFailed") // it has run: the devices stay its own
+		r.wouldRefuse("a", "main", device.PreStartFailed)
 		r.plugins.prepares(nil)
 		r.after(time.Second)
 		r.expect("a", "main", "busy Preparing")
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.wouldRefuse("a", "", "")
 	})
 }
 

@@ -51,6 +51,33 @@ var waitAllocating = device.Wait{Reason: device.Allocating, Message: "the alloca
 // waitCommand is the answer for a pod that is back while the command of its release is being stopped.
 var waitCommand = device.Wait{Reason: device.DeviceBusy, Message: "release.command for the pod's devices is still running, or systemd has not said yet whether one of an earlier process of devmgrd is"}
 
+// WouldRefuse returns the first container of a served pod that would not be created now, and why; nil: there is none. It asks no plugin.
+func (a *Allocator) WouldRefuse(pod device.PodUID) (container string, why *device.Wait) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pods[pod]
+	if p == nil || !p.active() || !p.served() {
+		return "", nil
+	}
+	newest := p.requested()
+	for _, d := range newest.Demands {
+		c := d.Container
+		if a.running[pod].Has(c.Name) || d.Kind == device.Init && p.ran {
+			continue // it exists, or has ended
+		}
+		if no := a.lackingLocked(p, c); no != nil {
+			return c.Name, &no.Wait
+		}
+		if why := p.preparations[c.Name].failure(); why != nil {
+			return c.Name, why
+		}
+		if a.commandRunsLocked(p) {
+			return c.Name, &waitCommand
+		}
+	}
+	return "", nil
+}
+
 func (a *Allocator) readinessLocked(c device.Container, exists bool) device.Readiness {
 	p := a.pods[c.Pod]
 	if p == nil || p.phase == forgetting || p.phase == returned {
