@@ -120,8 +120,8 @@ func (a *Allocator) leftLocked(uid device.PodUID) {
 	}
 }
 
-// kubeletHasLocked reports whether pods have devices of a resource by the kubelet: in its own word, as it has said before it forgot them, or as its checkpoint
-// says of pods on the node until it says of them. Each pod counts until the API server has listed them.
+// kubeletHasLocked reports whether pods have devices of a resource by the kubelet: by its latest answer; by an earlier one, of pods that it has forgotten
+// since; or by its checkpoint, for pods of which it has not answered. A pod that is not known on the node counts until the API server has listed the pods.
 func (a *Allocator) kubeletHasLocked(r device.ResourceName) bool {
 	if a.used[r] {
 		return true

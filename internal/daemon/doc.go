@@ -1,6 +1,7 @@
 // Package daemon is what "devmgrd run" runs: it connects the other packages and controls their lifetime.
 //
-// It has no behaviour of its own towards plugins and the runtime, and towards pods only that of health.* and wait.giveUpAfter (notifier.go). It is the only package that knows which package
+// It has no behaviour of its own towards plugins and the runtime, and towards pods only that of health.* and wait.giveUpAfter (notifier.go), and what
+// the kubelet has assigned (kubelet.go). It is the only package that knows which package
 // implements which interface. Around them it has what every daemon needs:
 //
 //	daemon.go        what devmgrd consists of, as a list

@@ -1,5 +1,5 @@
 // Package device holds the values that all packages of devmgrd share: names, plain structs and arithmetic on them. It uses only
-// the standard library, and no file, socket or clock.
+// the standard library and package lists, and no file, socket or clock.
 //
 //	a plugin offers devices         Offer, an Inventory of Devices and how much to trust it
 //	a pod wants devices             PodDemand, one Demand per container that asks for any

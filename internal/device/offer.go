@@ -63,7 +63,7 @@ const (
 	// Stale: the plugin has been away for less than the grace period. Its devices still count in the published capacity, so
 	// that a rollout of the plugin does not change the Node; devmgrd assigns none of them.
 	Stale
-	// Lost: the plugin has been away for longer. Only devices in use count.
+	// Lost: the plugin has been away for longer, or is back and has not listed its devices in time. Only devices in use count.
 	Lost
 )
 

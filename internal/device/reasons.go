@@ -156,13 +156,13 @@ var explanations = []Explanation{
 	{
 		Reason:  DevicesUnknown,
 		Meaning: "containers have devices that only a lost state file named, or pods have some by the kubelet: devmgrd assigns none until they end",
-		Remedy:  "the log names them (`container runs with unknown devices`), or `devmgrd status`: end their pods, or wait",
+		Remedy:  "the log names them (`container runs with unknown devices`), or `devmgrd status`: end their pods, or wait; delete the pod where the message says so",
 		Section: "runbook.md#devmgrdstatefiledamaged",
 		ends:    "the containers with unknown devices of %s end: devmgrd's log names them, or devmgrd status",
 	},
 	{
 		Reason:  DeviceInUse,
-		Meaning: "the scheduler has chosen a device that another pod still has, for instance after a force deletion",
+		Meaning: "the scheduler has chosen a device that another pod still has, for instance after a force deletion, or the kubelet has assigned it",
 		Remedy:  "wait for the pod in the message to end",
 		Section: "dra.md#a-pod-that-waits",
 		ends:    "the pod in the message has released the device of %s",

@@ -16,7 +16,7 @@
 //	host              stat the device nodes and mount sources             host.go, hostchecks.go
 //	adjustment        the answer, with the assignment annotation          adjust.go, stamp.go
 //	sizes             does it fit into the runtime's messages?            message.go
-//	validation        after all NRI plugins: is everything still there?   validate.go      pure
+//	validation        after all NRI plugins: is everything still there?   validate.go
 //
 // The plugin itself, with the interfaces that it calls, is in plugin.go; the other events of the runtime are in events.go, those of
 // sandboxes in local.go. The other files:
@@ -87,7 +87,7 @@
 //     timeout if that is less. Each source on the host has one check under way, in a goroutine of its own, which later
 //     requests for the source join: a hung file system costs only the containers that need it.
 //   - A container counts as living from the look-up on, in the same critical section of the allocator: its devices cannot be released before its start.
-//   - Synchronize hands the runtime's lists over and returns. Until the allocator has compared them with the state file, a container that requests devices
+//   - Synchronize reads the kubelet's checkpoint if it has changed, hands the runtime's lists over and returns. Until the allocator has compared them with the state file, a container that requests devices
 //     waits like one whose allocation is in flight.
 //   - Nothing of a container's environment is logged.
 //   - No answer ends the connection. Messages have at most 4 MiB, so the package counts what it adds to a container while it

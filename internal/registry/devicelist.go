@@ -51,8 +51,8 @@ func (c *additions) added(id device.ID) int64 {
 	return c.stamp
 }
 
-// after returns the list of another plugin, or an earlier list, as the one that follows former. Devices that former has keep their date; the others are
-// new, whenever they have been listed before: pods may have them under the IDs of former.
+// after returns the list of another plugin, or an earlier list, as the one that follows former. Devices that former has keep their date. All others
+// count as new, even if they were listed before former: pods may have them under the IDs of former.
 func (r *deviceList) after(former *deviceList, now time.Time, most int) deviceList {
 	devices, copied := r.devices, false
 	old, come := walk{rest: former.devices}, additions{before: former, now: now}

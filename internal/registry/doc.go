@@ -104,7 +104,7 @@
 //   - Inventories are sorted, without duplicates, immutable, and shared between readers.
 //   - A device that the plugin begins to list later is dated (Device.Added). A device that the plugin leaves out for a while
 //     keeps its date, unless a new one was listed meanwhile. Dates survive restarts and never go back, nor does
-//     the newest one (Offer.Newest): a later grant is by a list that was lost.
+//     the newest one (Offer.Newest). A grant with a later date is from a list that was lost.
 //   - A list without changes is not decoded, not signalled and not saved.
 //   - Each plugin gets one call at a time, as from the kubelet; plugins do not wait for each other.
 //   - At rest only what is refused or out of sight is tried again, after pauses: a directory that cannot be watched, a socket out of sight of the

@@ -17,7 +17,7 @@ import (
 // deleted and replaced again and again. One that can be forgotten counts in its pod's quota alone, and makes room for other resources of that pod.
 //
 // A pod needs room in its quota for what it takes over from a pod of another account, as if that had left. What it takes over within its account has room, as
-// a roll-out needs, and counts in the quotas of all pods of the account from then on: else two pods could hand all they have to each other, and have it again.
+// a roll-out needs, and counts in the quotas of all pods of the account from then on: otherwise two pods could hand resources to each other, and each would count less than it has had.
 //
 // A plugin pod's own directory shows the pod. In the common directory, the cgroup of the process that listens at the plugin's socket shows the pod. What
 // runs outside of pods has no quota.

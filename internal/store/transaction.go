@@ -8,7 +8,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A transaction changes the records of a file. All writes go through it, which maintains the sum.
+// A transaction changes the records of a file. It maintains the sum. All writes but those of migrations go through it; a migration sets sumKey.
 type transaction struct {
 	root    bucket
 	sum     uint64

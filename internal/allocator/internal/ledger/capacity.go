@@ -18,7 +18,8 @@ import (
 //	hidden    devices of static pods that no mirror pod requests, so that the scheduler does not count them; at least 0
 //	claimed   devices that pods name by claims and the scheduler does not count as requests. Of these, only free ones and those that the
 //	          naming pod has are subtracted
-//	strange   quarantined devices that the plugin does not list, less the listed devices that are neither free nor taken: they may be the same ones
+//	strange   quarantined devices that the plugin does not list. Each listed device that is neither free nor taken reduces them by one: it may be the
+//	          same device
 //	admitted  the requests of the pods that the kubelet has admitted, and mirrored, those of mirror pods. 0 until the API server has listed the
 //	          node's pods: some are known only from the state file until then and may be gone, and nodestatus lowers no capacity
 //

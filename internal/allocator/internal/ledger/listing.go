@@ -18,7 +18,7 @@ type Listing struct {
 	matched *selections                 // the same in listings with the same IDs
 	at      map[device.ID]int           // position of an ID in devices
 	cordons map[device.ID]device.Cordon // of the resource; never changed
-	usable  bitset.Mutable              // healthy, and not cordoned, suspended or refused; a withheld device counts
+	usable  bitset.Mutable              // healthy, and not cordoned, suspended or refused; usable in the Node's number if not withheld either
 
 	usableCount int   // members of usable
 	newest      int64 // the highest Added of the devices, at least 1

@@ -42,7 +42,7 @@ type refusal struct {
 	fewest   int    // the size of the smallest request of these
 	why      string // the last one
 	unusable bool   // the plugin had granted the device: only a container that starts is a success
-	others   int    // the size of the largest request for other devices that has succeeded since the first refusal; where unusable, success is a started container
+	others   int    // the size of the largest request for other devices that has succeeded since the first refusal. If unusable, a request succeeds once a container has started
 	until    time.Time
 	pause    time.Duration // the last one
 	paused   time.Time     // until then the device is out of service; zero: it never was

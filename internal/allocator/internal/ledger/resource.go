@@ -72,6 +72,8 @@ func (r *Resource) Unavailable(name device.ResourceName) *device.Refusal {
 		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s has not listed its devices yet", name)
 	case r.offer.State == device.Lost:
 		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s is disconnected", name)
+	case r.offer.State == device.Stale && r.offer.Connected:
+		return device.Refuse(device.PluginStale, nil, "the device plugin of %s is connected again and has not listed its devices yet", name)
 	case r.offer.State == device.Stale:
 		return device.Refuse(device.PluginStale, nil, "the device plugin of %s has just disconnected and may return", name)
 	case r.unknownUsers > 0:

@@ -35,7 +35,8 @@
 //
 // # Exceptions
 //
-// An app container or sidecar keeps the devices that it takes from an init container; a later init container leaves them to the containers after it. A
+// An app container or sidecar keeps the devices of an earlier init container that it is assigned too. A later init container that is assigned such devices
+// does not keep them from the containers after it. A
 // device that a claim names (Demand.Fixed) belongs to the containers with that claim, and no container of the pod gets it by number. A pod's patterns
 // (Demand.Select) limit each step.
 package placement
