@@ -200,9 +200,9 @@ func (a *Allocator) disputedLocked(p *pod, r device.ResourceName, ids []device.I
 // lackingLocked returns why a container must not be created although its pod has been assigned devices; nil: it may be. The kubelet would give it a device of another
 // pod, or it requests a resource that was ignored when its pod was assigned devices, and neither the kubelet nor devmgrd has assigned any.
 func (a *Allocator) lackingLocked(p *pod, c device.Container) *device.Refusal {
-	word := a.kubelets.Word[p.demand.Pod.String()][c.Name]
-	if !a.kubelets.Asked || a.kubelets.Word == nil || p.init(c.Name) {
-		word = a.kubelets.Pods[c.Pod][c.Name]
+	word := a.kubelets.Pods[c.Pod][c.Name]
+	if a.kubelets.Asked && a.kubelets.Word != nil && !p.init(c.Name) {
+		word = a.kubelets.Word[p.demand.Pod.String()][c.Name]
 	}
 	for r, ids := range word {
 		if no := a.disputedLocked(p, r, ids); no != nil {

@@ -46,13 +46,13 @@ func (w redirectedDir) mounts(all []*api.Mount) (instead []*api.Mount, shared []
 		}
 		from := filepath.Clean(m.GetSource())
 		var to *api.Mount
-		switch below, inside := strings.CutPrefix(w.from, strings.TrimSuffix(from, "/")+"/"); {
+		switch rest, inside := below(w.from, from); {
 		case from == w.from:
 			to = &api.Mount{Destination: m.Destination, Type: "bind", Source: w.to, Options: slices.Clone(m.Options)}
-		case from == filepath.Join(w.from, registrationSocket):
+		case isSocket(from, w.from):
 			to = &api.Mount{Destination: m.Destination, Type: "bind", Source: filepath.Join(w.to, registrationSocket), Options: slices.Clone(m.Options)}
 		case inside:
-			destination := filepath.Join(m.Destination, below)
+			destination := filepath.Join(m.Destination, rest)
 			if slices.ContainsFunc(all, func(o *api.Mount) bool { return between(m.Destination, o.GetDestination(), destination) }) {
 				continue // what the container sees there is of that mount
 			}
@@ -77,7 +77,21 @@ func (w redirectedDir) mounts(all []*api.Mount) (instead []*api.Mount, shared []
 // pods mount directories above it.
 func (r Redirect) names(m *api.Mount) bool {
 	from := filepath.Clean(m.GetSource())
-	return from == r.From || from == filepath.Join(r.From, registrationSocket)
+	return from == r.From || isSocket(from, r.From)
+}
+
+// isSocket reports whether a path is that of the registration socket in a directory.
+func isSocket(path, dir string) bool {
+	rest, is := below(path, dir)
+	return is && rest == registrationSocket
+}
+
+// below reports whether a path is below a directory, and returns the rest of it. The paths of each container's mounts come here: it allocates nothing.
+func below(path, dir string) (rest string, is bool) {
+	if rest, is = strings.CutPrefix(path, strings.TrimSuffix(dir, "/")); !is {
+		return "", false
+	}
+	return strings.CutPrefix(rest, "/")
 }
 
 // direct reports whether a mount is a redirected directory itself.
