@@ -122,9 +122,14 @@ func oldest(candidates []int, n int, age func(i, j int) int) (picked []int) {
 		return candidates[:n]
 	}
 	for _, i := range candidates {
-		if at, _ := slices.BinarySearchFunc(picked, i, age); at < n {
-			picked = slices.Insert(picked[:min(len(picked), n-1)], at, i)
+		if len(picked) == n {
+			if age(picked[n-1], i) < 0 {
+				continue
+			}
+			picked = picked[:n-1]
 		}
+		at, _ := slices.BinarySearchFunc(picked, i, age)
+		picked = slices.Insert(picked, at, i)
 	}
 	return picked
 }
