@@ -38,9 +38,7 @@ func newWeb(address string, names hosts, metrics *prometheus.Registry, parts par
 	if address == "" {
 		return &web{}
 	}
-	for _, p := range parts {
-		metrics.MustRegister(readyMetric(p))
-	}
+	metrics.MustRegister(readyMetric(parts))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError), MaxRequestsInFlight: maxScrapes}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -79,16 +77,18 @@ func readiness(parts parts) (status int, text string) {
 	return status, b.String()
 }
 
-// readyMetric returns a metric that reports on each scrape the same of a part as /readyz.
-func readyMetric(p part) prometheus.GaugeFunc {
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "devmgrd_ready", Help: "1 while a component of devmgrd is ready, as in /readyz, otherwise 0.", ConstLabels: prometheus.Labels{"component": p.name},
-	}, func() float64 {
-		if p.check() != nil {
-			return 0
+// readyMetric returns a metric that reports on each scrape the same as /readyz.
+func readyMetric(parts parts) prometheus.CollectorFunc {
+	desc := prometheus.NewDesc("devmgrd_ready", "1 while a component of devmgrd is ready, as in /readyz, otherwise 0.", []string{"component"}, nil)
+	return func(to chan<- prometheus.Metric) {
+		for _, p := range parts {
+			ready := 0.0
+			if p.check() == nil {
+				ready = 1
+			}
+			to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, ready, p.name)
 		}
-		return 1
-	})
+	}
 }
 
 // run serves until ctx ends, and tries the address again after each failure.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -58,6 +59,36 @@ func get(address, path string) (status int, body string) {
 	defer r.Body.Close()
 	text, _ := io.ReadAll(r.Body)
 	return r.StatusCode, string(text)
+}
+
+// A check waits for a lock, and its owner for a metric that a scrape reads.
+func TestMetrics_CheckWaitsForWhoChangesThem_ScrapeEnds(t *testing.T) {
+	t.Parallel()
+	for range 20 { // a scrape reads the metrics in any order
+		metrics := prometheus.NewRegistry()
+		plugins := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "plugins"}, []string{"name"})
+		for i := range 4000 { // more than a scrape collects ahead
+			plugins.WithLabelValues(fmt.Sprint(i)).Set(1)
+		}
+		metrics.MustRegister(plugins)
+		newWeb("127.0.0.1:0", nil, metrics, parts{{name: "registration", check: func() error {
+			plugins.DeletePartialMatch(prometheus.Labels{"name": "0"})
+			return nil
+		}}}, nothing, slog.New(slog.DiscardHandler))
+		scraped := make(chan error, 1)
+		go func() {
+			_, err := metrics.Gather()
+			scraped <- err
+		}()
+		select {
+		case err := <-scraped:
+			if err != nil {
+				t.Fatal(err)
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("the scrape and the check wait for each other")
+		}
+	}
 }
 
 func TestWeb(t *testing.T) {

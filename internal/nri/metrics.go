@@ -23,17 +23,16 @@ func newMetrics(to prometheus.Registerer, connected func() bool, notRedirected f
 			Help: "Refused container creations, by reason; each attempt counts.",
 		}, []string{"reason"}),
 	}
-	to.MustRegister(m.hooks, m.refusals, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "devmgrd_containers_not_redirected",
-		Help: "Running containers with the kubelet's device plugin directory, created while devmgrd was away: their plugins are registered with the kubelet. devmgrd status names them.",
-	}, notRedirected), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "devmgrd_nri_connected",
-		Help: "1 while the container runtime is connected.",
-	}, func() float64 {
+	isConnected := prometheus.NewDesc("devmgrd_nri_connected", "1 while the container runtime is connected.", nil, nil)
+	containers := prometheus.NewDesc("devmgrd_containers_not_redirected",
+		"Running containers with the kubelet's device plugin directory, created while devmgrd was away: their plugins are registered with the kubelet. devmgrd status names them.", nil, nil)
+	to.MustRegister(m.hooks, m.refusals, prometheus.CollectorFunc(func(to chan<- prometheus.Metric) {
+		now := 0.0
 		if connected() {
-			return 1
+			now = 1
 		}
-		return 0
+		to <- prometheus.MustNewConstMetric(isConnected, prometheus.GaugeValue, now)
+		to <- prometheus.MustNewConstMetric(containers, prometheus.GaugeValue, notRedirected())
 	}))
 	return m
 }

@@ -98,10 +98,10 @@ func (s *Store) register(c Config) {
 	if c.Metrics == nil {
 		return
 	}
-	c.Metrics.MustRegister(s.commits, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "devmgrd_store_damaged_files",
-		Help: "Damaged state files that have been set aside and are still in the state directory.",
-	}, s.damagedFiles))
+	damaged := prometheus.NewDesc("devmgrd_store_damaged_files", "Damaged state files that have been set aside and are still in the state directory.", nil, nil)
+	c.Metrics.MustRegister(s.commits, prometheus.CollectorFunc(func(to chan<- prometheus.Metric) {
+		to <- prometheus.MustNewConstMetric(damaged, prometheus.GaugeValue, s.damagedFiles())
+	}))
 }
 
 // damagedFiles counts the files set aside. An unreadable directory counts as empty, and fails elsewhere.

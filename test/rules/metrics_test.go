@@ -98,7 +98,10 @@ func metricsOf(file *ast.File) (all []metric, err error) {
 			if !is || maker == "Registry" {
 				return true
 			}
-			m := metric{kind: strings.ToLower(strings.TrimSuffix(strings.TrimSuffix(maker, "Vec"), "Func"))}
+			if strings.HasSuffix(maker, "Func") { // Gather calls it while it reads no metric, and whoever changes one may wait for that
+				err = fmt.Errorf("prometheus.New%s: its function must not wait for anything; use prometheus.CollectorFunc", maker)
+			}
+			m := metric{kind: strings.ToLower(strings.TrimSuffix(maker, "Vec"))}
 			readable := len(n.Args) > 0
 			switch {
 			case maker == "Desc":
@@ -209,6 +212,7 @@ func TestMetricsOf(t *testing.T) {
 		`var n, o = prometheus.NewDesc("n", "N.", nil, nil), prometheus.MustNewConstMetric(n, prometheus.GaugeValue, 1)`: "[{n gauge N. []}]",
 		`var j = prometheus.NewDesc("j", "J.", []string{"x"}, nil)`:                                                      "error",
 		`var k = other.NewGauge(1)`: "[]",
+		`var p = prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "p", Help: "P."}, f)`: "error",
 	} {
 		file, err := parser.ParseFile(token.NewFileSet(), "x.go", "package x\n"+source, 0)
 		if err != nil {
