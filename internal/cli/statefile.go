@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -139,27 +140,49 @@ func newDumpCommand() *cobra.Command {
 	})
 }
 
-// dumped adds to each cordon, and to each record of a device that became unhealthy, its name, which is a key in the file.
+// dumped adds to the records what is a key, or the name of a bucket, in their files.
 func dumped(b store.State, past store.HistoryContent) any {
-	type cordon struct {
+	type of struct {
 		Resource device.ResourceName `json:"resource"`
 		ID       device.ID           `json:"id"`
+	}
+	type plugin struct {
+		Resource device.ResourceName `json:"resource"`
+		device.PluginRecord
+		Devices []device.Device `json:"devices"`
+	}
+	type cordon struct {
+		of
 		device.Cordon
+		Declared bool `json:"declared,omitempty"`
 	}
 	type falls struct {
-		Resource device.ResourceName `json:"resource"`
-		ID       device.ID           `json:"id"`
+		of
 		device.Falls
+	}
+	type span struct {
+		Number uint64 `json:"number"`
+		device.Span
+	}
+	type action struct {
+		At  time.Time `json:"at"`
+		Own bool      `json:"own,omitempty"`
+		device.Action
 	}
 	return struct {
 		store.State
+		Plugins []plugin
 		Cordons []cordon
 		Falls   []falls
-		Spans   []device.Span
-		Actions []device.Action
+		Spans   []span
+		Actions []action
 	}{
-		b, lists.Map(b.Cordons, func(c device.Cordon) cordon { return cordon{c.Resource, c.ID, c} }),
-		lists.Map(b.Falls, func(r device.Falls) falls { return falls{r.Resource, r.ID, r} }), past.Spans, past.Actions,
+		b,
+		lists.Map(b.Plugins, func(r device.PluginRecord) plugin { return plugin{r.Resource, r, r.Devices} }),
+		lists.Map(b.Cordons, func(c device.Cordon) cordon { return cordon{of{c.Resource, c.ID}, c, c.Declared} }),
+		lists.Map(b.Falls, func(r device.Falls) falls { return falls{of{r.Resource, r.ID}, r} }),
+		lists.Map(past.Spans, func(s device.Span) span { return span{s.Number, s} }),
+		lists.Map(past.Actions, func(a device.Action) action { return action{a.At, a.Own, a} }),
 	}
 }
 

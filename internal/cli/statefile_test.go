@@ -1,10 +1,13 @@
 package cli
 
 import (
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -79,6 +82,73 @@ func TestVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 	says(1, []string{"--state", state}, "state file "+state+" is damaged", sound[1])
+}
+
+// A dump is another text when a field of a record is set, whatever the field.
+func TestDump_EachField_IsPrinted(t *testing.T) {
+	t.Parallel()
+	elsewhere := []string{ // in neither file
+		".Pods.Demand.Demands.Claims", ".Pods.Demand.Group", ".Pods.Demand.Admitted", ".Pods.Demand.Mirror",
+		".Cordons.Suspended", ".Cordons.Refused", ".Cordons.Until", ".Version",
+	}
+	var all struct {
+		store.State
+		store.HistoryContent
+	}
+	dump := func() string {
+		text, err := json.Marshal(dumped(all.State, all.HistoryContent))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	fields := 0
+	var visit func(path string, v reflect.Value)
+	visit = func(path string, v reflect.Value) {
+		before := dump()
+		switch v.Kind() {
+		case reflect.Struct:
+			if v.Type() == reflect.TypeFor[time.Time]() {
+				v.Set(reflect.ValueOf(time.Unix(1, 0)))
+				break
+			}
+			for i := range v.NumField() {
+				of := path
+				if field := v.Type().Field(i); !field.Anonymous {
+					of += "." + field.Name
+				}
+				if !slices.Contains(elsewhere, of) {
+					visit(of, v.Field(i))
+				}
+			}
+			return
+		case reflect.Slice:
+			v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+			defer visit(path, v.Index(0))
+		case reflect.Pointer:
+			v.Set(reflect.New(v.Type().Elem()))
+			defer visit(path, v.Elem())
+		case reflect.Map:
+			v.Set(reflect.MakeMap(v.Type()))
+			v.SetMapIndex(reflect.Zero(v.Type().Key()), reflect.Zero(v.Type().Elem()))
+		case reflect.String:
+			v.SetString("x")
+		case reflect.Bool:
+			v.SetBool(true)
+		case reflect.Float64:
+			v.SetFloat(1)
+		default:
+			v.Set(reflect.ValueOf(1).Convert(v.Type()))
+		}
+		fields++
+		if dump() == before {
+			t.Errorf("%s is not printed", path)
+		}
+	}
+	visit("", reflect.ValueOf(&all).Elem())
+	if fields < 80 {
+		t.Errorf("only %d fields were found", fields)
+	}
 }
 
 // verify names each device that several pods have, and the pods.
