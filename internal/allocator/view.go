@@ -235,7 +235,10 @@ func (a *Allocator) statuses(r device.ResourceName) iter.Seq[device.DeviceStatus
 			}
 		}
 		for awaited := range pod.awaited {
-			v.Awaited = v.Awaited || awaited == r
+			if v.Awaited || awaited == r {
+				v.Awaited = true
+				break
+			}
 		}
 	}
 	for _, containers := range a.ledger.Quarantined {

@@ -85,7 +85,7 @@ var explanations = []Explanation{
 	},
 	{
 		Reason:  PluginStale,
-		Meaning: "the plugin disconnected within the grace period",
+		Meaning: "the plugin disconnected, or returned without its devices, within the grace period",
 		Remedy:  "wait; then read the plugin's log",
 		Section: "runbook.md#devmgrdplugindown",
 		ends:    "the device plugin of %s returns; devmgrd dials it until then",

@@ -174,8 +174,14 @@ func (a *answers) TimesRefused(id device.ID) int { return a.refused[id].times } 
 func (a *answers) Refuses(id device.ID) bool     { return a.refused[id].proved() } // the plugin refuses the device and not each request, in or out of service
 
 // AllRefused returns the devices of which Refuses is true, ascending.
-func (a *answers) AllRefused() []device.ID {
-	return slices.DeleteFunc(slices.SortedFunc(maps.Keys(a.refused), device.CompareIDs), func(id device.ID) bool { return !a.Refuses(id) })
+func (a *answers) AllRefused() (ids []device.ID) {
+	for id, was := range a.refused {
+		if was.proved() {
+			ids = append(ids, id)
+		}
+	}
+	slices.SortFunc(ids, device.CompareIDs) // these few: a plugin may refuse each request for many
+	return ids
 }
 
 // UnrefusedCount returns the number of free devices that have not been refused lately.

@@ -86,6 +86,30 @@ func outCount(r *Resource) (n int) {
 	return n
 }
 
+func TestUnavailable_EachState_SaysWhy(t *testing.T) {
+	t.Parallel()
+	for want, offer := range map[string]*device.Offer{
+		"PluginMissing: no device plugin has registered vendor.com/gpu":                                          nil,
+		"PluginMissing: the device plugin of vendor.com/gpu has not listed its devices yet":                      {State: device.Serving, Connected: true},
+		"PluginMissing: the device plugin of vendor.com/gpu is disconnected":                                     {State: device.Lost, Reported: true},
+		"PluginStale: the device plugin of vendor.com/gpu has just disconnected and may return":                  {State: device.Stale, Reported: true},
+		"PluginStale: the device plugin of vendor.com/gpu is connected again and has not listed its devices yet": {State: device.Stale, Reported: true, Connected: true},
+		"": {State: device.Serving, Reported: true, Connected: true},
+	} {
+		r := newResource(false)
+		if offer != nil {
+			r.accept(*offer, r.listing, nil)
+		}
+		got := ""
+		if no := r.Unavailable("vendor.com/gpu"); no != nil {
+			got = string(no.Wait.Reason) + ": " + no.Wait.Message
+		}
+		if got != want {
+			t.Errorf("%+v: %q, want %q", offer, got, want)
+		}
+	}
+}
+
 // The releases of devices that are not listed are remembered up to a bound.
 func TestOldest_UnlistedDevicesAreForgotten(t *testing.T) {
 	t.Parallel()
