@@ -437,7 +437,7 @@ func TestExplain_ContainerOfAServedPodIsRefused_PodWaits(t *testing.T) {
 	r.Plugins.Stock(gpu, 1)
 	r.Settle(t, allocatortest.Pod("has", gpu, 1))
 	e, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: "has"})
-	if err != nil || e.Verdict != "waiting" || e.Reason != "PreStartFailed" || e.Message != "container main cannot start: the plugin says no" ||
+	if err != nil || e.Verdict != "waiting" || e.Reason != "PreStartFailed" || e.Message != "container main would not start now: the plugin says no" || e.Since != nil ||
 		e.Ends != "PreStartContainer of the device plugin of vendor.com/gpu succeeds" || len(e.Assignments) != 1 {
 		t.Errorf("%v, %v", e, err)
 	}

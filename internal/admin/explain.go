@@ -37,8 +37,8 @@ func (s *Server) explanation(o device.PodStatus) *adminv1.ExplainResponse {
 		e.Verdict = "ready"
 		e.Message = "the pod has all the devices that it requests"
 		if container, why := s.cfg.View.WouldRefuse(h.Pod.UID); why != nil {
-			e.Verdict = "waiting"
-			e.Reason, e.Message = string(why.Reason), "container "+container+" cannot start: "+why.Message
+			e.Verdict, e.Since = "waiting", nil // it has been served since then
+			e.Reason, e.Message = string(why.Reason), "container "+container+" would not start now: "+why.Message
 			e.Ends = device.Explain(why.Reason).Ends(strings.Join(lists.Strings(o.Wants()), " or "))
 		}
 	default:

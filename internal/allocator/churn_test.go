@@ -42,29 +42,29 @@ func churn(r *harness, seed uint64) {
 type churning struct {
 	*harness
 	*rand.Rand
-	others    *rand.Rand                  // the dice of other
-	pods      map[string]device.PodDemand // in the API server
-	deleted   map[string]device.PodDemand // those that were
-	made      map[string]*made            // the runtime's containers, by its IDs
-	connected bool                        // the runtime is synchronized
-	broken    bool                        // writes to the state file fail
-	badDevice atomic.Int64                // the number of a device that the plugin refuses; -1: none
-	calls     atomic.Int64
-	well      atomic.Bool // the plugins refuse nothing but the bad device
-	renamed   int
-	prefix    map[device.ResourceName]string
-	claims    map[string]*sharedClaim // by name; those that pods in the API server use
-	claimed   int                     // claims so far
-	claiming  int                     // pods with claims so far
-	fpgas     fpgasInUse
-	users     map[device.ID]device.ClaimUID // of FPGAs: by which claim a container has had it last
-	proved    provedFPGAs
-	outdated  provedFPGAs // those that have been released since the plugin was last asked for them
-	again     provedFPGAs // those of which a grant was refused: the plugin is asked again, though another pod of the claim may run with them
-	subsets   bool        // containers of one claim have some of its devices, not all
-	boots     int
-	ran       map[device.PodUID]bool                      // pods of which a container has started, or may have
-	absent    map[device.ResourceName]map[device.ID]int64 // Device.Added of devices that a plugin has stopped listing, see relist
+	others          *rand.Rand                  // the dice of other
+	pods            map[string]device.PodDemand // in the API server
+	deleted         map[string]device.PodDemand // those that were
+	made            map[string]*made            // the runtime's containers, by its IDs
+	connected       bool                        // the runtime is synchronized
+	broken          bool                        // writes to the state file fail
+	badDevice       atomic.Int64                // the number of a device that the plugin refuses; -1: none
+	calls, prepared atomic.Int64
+	well            atomic.Bool // the plugins refuse nothing but the bad device
+	renamed         int
+	prefix          map[device.ResourceName]string
+	claims          map[string]*sharedClaim // by name; those that pods in the API server use
+	claimed         int                     // claims so far
+	claiming        int                     // pods with claims so far
+	fpgas           fpgasInUse
+	users           map[device.ID]device.ClaimUID // of FPGAs: by which claim a container has had it last
+	proved          provedFPGAs
+	outdated        provedFPGAs // those that have been released since the plugin was last asked for them
+	again           provedFPGAs // those of which a grant was refused: the plugin is asked again, though another pod of the claim may run with them
+	subsets         bool        // containers of one claim have some of its devices, not all
+	boots           int
+	ran             map[device.PodUID]bool                      // pods of which a container has started, or may have
+	absent          map[device.ResourceName]map[device.ID]int64 // Device.Added of devices that a plugin has stopped listing, see relist
 }
 
 // A made is a container of the model.
@@ -94,6 +94,12 @@ func newChurning(r *harness, seed uint64) *churning {
 		if c.fpgas.any(ids) {
 			r.t.Errorf("PreStartContainer for %v, which a container runs with", ids)
 		}
+	})
+	r.plugins.prepares(func(context.Context) error {
+		if c.prepared.Add(1)%3 == 0 && !c.well.Load() {
+			return errPlugin
+		}
+		return nil
 	})
 	r.plugins.stock(fpga, fpgas)
 	r.plugins.offer(fpga, func(o *device.Offer) { o.PreStart = seed%3 == 0 })
@@ -551,7 +557,13 @@ func (c *churning) judge() {
 	requests := map[device.ResourceName]int{}
 	for name, p := range c.pods {
 		for _, d := range p.Demands {
-			if st := c.Readiness(d.Container); st.State == device.Ready {
+			synctest.Wait() // a preparation may be in progress
+			refused, why := c.WouldRefuse(p.Pod.UID)
+			served, st := c.PodByUID(p.Pod.UID).State == device.Ready, c.Readiness(d.Container)
+			if st.State == device.Ready && why != nil && refused == d.Container.Name || st.State == device.Waiting && why == nil && served && c.connected {
+				c.t.Errorf("the hook answers %v (%v) for %s of %s, and explain says that %q is refused: %v", st.State, st.Wait, d.Container.Name, name, refused, why)
+			}
+			if st.State == device.Ready {
 				for _, s := range st.Assignment.Shares {
 					for _, n := range hardware(s.IDs) {
 						use(name, s.Resource, n)

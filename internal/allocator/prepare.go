@@ -112,7 +112,7 @@ func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparati
 var waitPreparing = device.Wait{Reason: device.Preparing, Message: "the device plugin is preparing the devices"}
 
 // preparedLocked returns the readiness that a preparation imposes on a container that is otherwise ready; nil: it may start.
-func (a *Allocator) preparedLocked(p *pod, as device.Assignment) *device.Readiness {
+func (a *Allocator) preparedLocked(p *pod, as device.Assignment, on occasion) *device.Readiness {
 	if len(a.preparesLocked(as)) == 0 {
 		return nil
 	}
@@ -123,9 +123,13 @@ func (a *Allocator) preparedLocked(p *pod, as device.Assignment) *device.Readine
 		return &device.Readiness{State: device.Pending, Done: other.done, Wait: waitPreparing}
 	}
 	prep := p.preparations[as.Container.Name]
-	if prep == nil || prep.err != nil && !time.Now().Before(prep.retry) || !prep.running && prep.err == nil && !prep.covers(a.preparesLocked(as)) {
+	due := prep == nil || prep.err != nil && !time.Now().Before(prep.retry) || !prep.running && prep.err == nil && !prep.covers(a.preparesLocked(as))
+	if due && on == creating {
 		a.prepareLocked(p, as)
 		prep = p.preparations[as.Container.Name]
+	}
+	if prep == nil {
+		return &device.Readiness{State: device.Pending, Wait: waitPreparing}
 	}
 	if prep.running {
 		return &device.Readiness{State: device.Pending, Done: prep.done, Wait: waitPreparing}

@@ -112,6 +112,7 @@ func TestAFailedPreStartIsARefusalAndIsTriedAgain(t *testing.T) {
 		r.wouldRefuse("a", "main", device.PreStartFailed)
 		r.plugins.prepares(nil)
 		r.after(time.Second)
+		r.wouldRefuse("a", "main", device.PreStartFailed) // which asks no plugin
 		r.expect("a", "main", "busy Preparing")
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 		r.wouldRefuse("a", "", "")

@@ -6,6 +6,15 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
+// An occasion is why the readiness of a container is looked up.
+type occasion int
+
+const (
+	creating occasion = iota // the container is being created: a plugin is asked to prepare its devices, if that is due
+	existing                 // it exists, and is ready while it has its devices: they are not prepared again
+	looking                  // no plugin is asked
+)
+
 // RuntimeCreating answers the runtime's question about a container that it is about to create. It is a look-up, and waits for the
 // allocator's lock at most until ctx ends. A container that may be created counts as running from then on, so that its devices cannot be
 // released before its start; RuntimeAborted reverts this.
@@ -14,7 +23,7 @@ func (a *Allocator) RuntimeCreating(ctx context.Context, r device.Running) devic
 		return device.Readiness{State: device.Waiting, Wait: waitLock}
 	}
 	defer a.mu.Unlock()
-	st := a.readinessLocked(r.Container, false)
+	st := a.readinessLocked(r.Container, creating)
 	if st.State == device.Ready && a.catchingUp != nil {
 		return device.Readiness{State: device.Pending, Done: a.catchingUp, Wait: waitComparing}
 	}
@@ -32,11 +41,14 @@ func (a *Allocator) RuntimeAborted(r device.Running) {
 	a.report(func() { a.removeRunningLocked(r.Container.Pod, r.ID) })
 }
 
-// Readiness returns the readiness of a container. One that exists is ready while it has its devices: they are not prepared again.
+// Readiness returns the readiness of a container, which may exist.
 func (a *Allocator) Readiness(c device.Container) device.Readiness {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.readinessLocked(c, a.running[c.Pod].Has(c.Name))
+	if a.running[c.Pod].Has(c.Name) {
+		return a.readinessLocked(c, existing)
+	}
+	return a.readinessLocked(c, creating)
 }
 
 // waitComparing is RuntimeCreating's answer while the runtime's containers are being compared with the state file.
@@ -51,39 +63,33 @@ var waitAllocating = device.Wait{Reason: device.Allocating, Message: "the alloca
 // waitCommand is the answer for a pod that is back while the command of its release is being stopped.
 var waitCommand = device.Wait{Reason: device.DeviceBusy, Message: "release.command for the pod's devices is still running, or systemd has not said yet whether one of an earlier process of devmgrd is"}
 
-// WouldRefuse returns the first container of a served pod that would not be created now, and why; nil: there is none. It asks no plugin.
+// WouldRefuse returns the first container of a served pod that would not be created now, and why; nil: there is none, or the runtime has
+// not listed its containers yet. A container that will not be restarted counts too: only the kubelet knows that.
 func (a *Allocator) WouldRefuse(pod device.PodUID) (container string, why *device.Wait) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.pods[pod]
-	if p == nil || !p.active() || !p.served() {
+	if p == nil || !p.active() || !p.served() || a.syncedAt.IsZero() {
 		return "", nil
 	}
-	newest := p.requested()
-	for _, d := range newest.Demands {
+	for _, d := range p.requested().Demands {
 		c := d.Container
 		if a.running[pod].Has(c.Name) || d.Kind == device.Init && p.ran {
 			continue // it exists, or has ended
 		}
-		if no := a.lackingLocked(p, c); no != nil {
-			return c.Name, &no.Wait
-		}
-		if why := p.preparations[c.Name].failure(); why != nil {
-			return c.Name, why
-		}
-		if a.commandRunsLocked(p) {
-			return c.Name, &waitCommand
+		if st := a.readinessLocked(c, looking); st.State == device.Waiting {
+			return c.Name, &st.Wait
 		}
 	}
 	return "", nil
 }
 
-func (a *Allocator) readinessLocked(c device.Container, exists bool) device.Readiness {
+func (a *Allocator) readinessLocked(c device.Container, on occasion) device.Readiness {
 	p := a.pods[c.Pod]
 	if p == nil || p.phase == forgetting || p.phase == returned {
 		return device.Readiness{State: device.Unknown}
 	}
-	if no := a.lackingLocked(p, c); no != nil && !exists {
+	if no := a.lackingLocked(p, c); no != nil && on != existing {
 		return device.Readiness{State: device.Waiting, Wait: no.Wait}
 	}
 	demand, ok := p.demand.Of(c.Name)
@@ -105,8 +111,8 @@ func (a *Allocator) readinessLocked(c device.Container, exists bool) device.Read
 	if !ok { // it was dropped before it had its devices
 		return device.Readiness{State: device.Unknown}
 	}
-	if !exists {
-		if not := a.preparedLocked(p, as); not != nil {
+	if on != existing {
+		if not := a.preparedLocked(p, as, on); not != nil {
 			return *not
 		}
 	}

@@ -98,7 +98,7 @@ func metricsOf(file *ast.File) (all []metric, err error) {
 			if !is || maker == "Registry" {
 				return true
 			}
-			if strings.HasSuffix(maker, "Func") { // Gather calls it while it reads no metric, and whoever changes one may wait for that
+			if strings.HasSuffix(maker, "Func") { // Gather reads no metric meanwhile, and a change of a metric may wait for Gather
 				err = fmt.Errorf("prometheus.New%s: its function must not wait for anything; use prometheus.CollectorFunc", maker)
 			}
 			m := metric{kind: strings.ToLower(strings.TrimSuffix(maker, "Vec"))}

@@ -1970,8 +1970,9 @@ type ExplainResponse struct {
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	Uid       string                 `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
-	// verdict is "none" (it asks for no device), "ready" (it has all that it asks for), "waiting", "ended" (it has terminated;
-	// containers of it may still run) or "refused" (the kubelet failed it before any of its containers was created).
+	// verdict is "none" (it asks for no device), "ready" (it has all that it asks for), "waiting" (for that, or with all of it for what
+	// a container of it needs to be created), "ended" (it has terminated; containers of it may still run) or "refused" (the kubelet
+	// failed it before any of its containers was created).
 	Verdict string `protobuf:"bytes,4,opt,name=verdict,proto3" json:"verdict,omitempty"`
 	// reason is one word: why it waits, or the API server's reason for its end.
 	Reason  string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
