@@ -100,7 +100,7 @@ func (a *Allocator) judgeFallsLocked(now time.Time) (next time.Time) {
 		judged = true
 		delete(a.downturns, r)
 		if !d.spares() {
-			a.cfg.Log.Warn("all devices have become unhealthy together: this counts for none of them", "resource", r)
+			a.cfg.Log.Warn("all devices have become unhealthy together: this counts for none of them", "resource", r, "devices", d.fallen.Common(d.fallen.Set))
 			continue
 		}
 		l := a.logLocked(r, now)

@@ -56,6 +56,14 @@ func (s *resourceState) all() []*registration {
 	return append([]*registration{s.registration}, s.reserve...)
 }
 
+// end ends all registrations of the resource.
+func (s *resourceState) end() {
+	for _, l := range s.all() {
+		l.cancel()
+	}
+	s.endTimer()
+}
+
 // connected returns those in reserve that are connected.
 func (s *resourceState) connected() []*registration {
 	return slices.DeleteFunc(slices.Clone(s.reserve), func(l *registration) bool { return l.session == nil })

@@ -3,6 +3,8 @@ package registry_test
 import (
 	"context"
 	"maps"
+	"net"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -270,6 +272,26 @@ func TestInstances_Restart_BothAreDialled(t *testing.T) {
 			test.then(t, start(t, at(first.dir), known(record)), old, fresh)
 		})
 	}
+}
+
+// Nothing of a forgotten resource is left: the registry ends.
+func TestForget_PluginsInReserve_AreNotDialledAnyLonger(t *testing.T) {
+	t.Parallel()
+	dir := socketDir(t)
+	record := device.PluginRecord{Resource: gpu, Endpoint: "old.sock", Reserve: []device.ReservePlugin{{Endpoint: "fresh.sock"}}, Away: time.Now(), Lost: true}
+	for _, name := range []string{record.Endpoint, record.Reserve[0].Endpoint} { // they accept, and never answer
+		l, err := net.Listen("unix", filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+	}
+	f := start(t, at(dir), known(record))
+	f.eventually("it is known", f.is(device.Lost))
+	if err := f.Forget(gpu); err != nil || len(f.Offers()) > 0 {
+		t.Fatalf("%v, %v", err, f.Offers())
+	}
+	f.stop()
 }
 
 // A plugin that has registered and not yet listed its devices when devmgrd restarts serves when it lists them.

@@ -299,10 +299,7 @@ func (r *Registry) close() {
 	defer r.mu.Unlock()
 	r.closing = true
 	for _, s := range r.resources {
-		for _, l := range s.all() {
-			l.cancel()
-		}
-		s.endTimer()
+		s.end()
 	}
 }
 
@@ -382,8 +379,7 @@ func (r *Registry) Forget(resource device.ResourceName) error {
 		r.saver.note(resource)
 		return &device.InUseError{Resource: resource, Serving: true}
 	}
-	s.registration.cancel()
-	s.endTimer()
+	s.end()
 	delete(r.resources, resource)
 	r.metrics.forget(resource)
 	r.directories.notify()
