@@ -4,6 +4,8 @@ import (
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // metrics counts writes, and reports on each scrape what the slices show.
@@ -53,6 +55,9 @@ func (m metrics) Collect(c chan<- prometheus.Metric) {
 	all, _ := m.store.now()
 	for _, slice := range all {
 		r := slice.Annotations[resourceAnnotation]
+		if _, err := device.ParseResourceName(r); err != nil {
+			continue // not devmgrd's: a label that is no UTF-8 would end the process
+		}
 		count[key{r, false}] += 0
 		count[key{r, true}] += 0
 		for _, d := range slice.Spec.Devices {

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -49,6 +50,18 @@ func TestSlices_ManyComeAndGo_AreForgotten(t *testing.T) {
 			t.Errorf("the last resource has left at %s", left)
 		}
 	})
+}
+
+// Who has the node's token may write any annotation, and protobuf carries any bytes.
+func TestSlices_MadeUpResource_HasNoMetric(t *testing.T) {
+	t.Parallel()
+	s, metrics := newStore(), prometheus.NewRegistry()
+	newMetrics(metrics, s)
+	s.Replace([]any{sliceOf("a", 1, "a.example/\xff"), sliceOf("b", 2, "made up"), sliceOf("c", 3, "vendor.example/gpu")}, "3")
+	families, err := metrics.Gather()
+	if err != nil || len(families) != 2 || len(families[0].Metric) != 2 {
+		t.Errorf("%v, %v", families, err)
+	}
 }
 
 // The answer to a write comes after a list that no longer has the slice.
