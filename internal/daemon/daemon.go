@@ -62,8 +62,7 @@ type daemon struct {
 // Run runs devmgrd until ctx ends or one of its parts fails. Recovery dictates the order: the state file, then assignments and plugins, then pods, then
 // the runtime: its first call finds what the state file has, and reads from the API server what the watch has not brought. The parts end in reverse order, and the state file is closed last.
 func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
-	kube.RouteLogs(log)
-	nri.RouteLogs(log)
+	routeLogs(log)
 	d := &daemon{config: c, log: log, metrics: newMetrics()}
 	defer func() { err = errors.Join(err, d.close()) }()
 	for _, add := range []func() error{d.addState, d.addCore, d.addCluster, d.addSurfaces, d.listen} {

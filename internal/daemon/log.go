@@ -7,8 +7,19 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/locks"
+	"github.com/devmgrd/devmgrd/internal/nri"
 )
+
+// routeLogs sends what libraries log to log, at level debug but for what concerns Kubernetes: devmgrd itself reports what they cannot do. It sets
+// global variables: call it once, at the start.
+func routeLogs(log *slog.Logger) {
+	kube.RouteLogs(log)
+	nri.RouteLogs(log)
+	slog.SetLogLoggerLevel(slog.LevelDebug)
+	slog.SetDefault(log)
+}
 
 // NewLog returns the daemon's log, and a function that ends it after writing the pending lines.
 func NewLog(c config.Log, to io.Writer) (*slog.Logger, func()) {

@@ -4,8 +4,13 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	stdlog "log"
+	"log/slog"
+	"regexp"
 	"strings"
 	"testing"
+
+	"google.golang.org/grpc/grpclog"
 
 	"github.com/devmgrd/devmgrd/config"
 )
@@ -25,6 +30,22 @@ func TestLog_AllLines_AreWritten(t *testing.T) {
 			t.Errorf("%s: %d lines, want 1000 and %s in them", format, n, want)
 		}
 	}
+}
+
+// Standard error may block its writers: gRPC does so under the lock of a connection.
+func TestLog_OfLibraries_IsTheDaemons(t *testing.T) {
+	before := slog.Default()
+	t.Cleanup(func() { slog.SetDefault(before) })
+	out := &bytes.Buffer{}
+	routeLogs(slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	grpclog.Error("too_many_pings")
+	stdlog.Print("bad header")
+	for _, want := range []string{"level=DEBUG msg=.* too_many_pings", "level=DEBUG msg=.bad header"} {
+		if !regexp.MustCompile(want).MatchString(out.String()) {
+			t.Errorf("logged is %q, want %s", out.String(), want)
+		}
+	}
+	routeLogs(slog.New(slog.DiscardHandler))
 }
 
 // Who reads the log may stop reading. The daemon goes on, and says later what was lost.
