@@ -11,11 +11,12 @@ import (
 	"github.com/containerd/nri/pkg/api"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/hostchecks"
 )
 
 // adjust adds a container's assignment to the runtime's adjustment, and returns conflicts that it has settled. It fails with a
 // *device.Refusal if a grant cannot be applied, or if the rules do not allow it.
-func adjust(ctx context.Context, host *hostChecks, may *permit, to *api.ContainerAdjustment, st device.Readiness, ctr *api.Container, can features) ([]string, error) {
+func adjust(ctx context.Context, host *hostchecks.Checks, may *permit, to *api.ContainerAdjustment, st device.Readiness, ctr *api.Container, can features) ([]string, error) {
 	if no := tooLarge(st.Assignment); no != nil {
 		return nil, no
 	}
@@ -111,7 +112,7 @@ func tellable(grant device.Grant) error {
 // addMounts adds mounts. It removes the runtime's own mounts below them: the runtime sorts its list so that those come first and
 // are covered. fresh: the plugin granted the mounts for this start, and devmgrd creates missing sources. Sources that were granted
 // for an earlier start existed then, and have to exist.
-func addMounts(ctx context.Context, host *hostChecks, may *permit, to *adjustment, granted []device.Mount, ctr *api.Container, can features, cdi edits, fresh bool) error {
+func addMounts(ctx context.Context, host *hostchecks.Checks, may *permit, to *adjustment, granted []device.Mount, ctr *api.Container, can features, cdi edits, fresh bool) error {
 	covered := map[string]bool{}
 	for _, m := range granted {
 		if cdi.covers(m.ContainerPath) {
@@ -150,8 +151,8 @@ func addMounts(ctx context.Context, host *hostChecks, may *permit, to *adjustmen
 }
 
 // source returns where a mount's source is on the host, links resolved. fresh: the plugin granted the mount for this start, and a missing source is created.
-func source(ctx context.Context, host *hostChecks, may *permit, m device.Mount, fresh bool) (string, error) {
-	what, look := "mount source", existing
+func source(ctx context.Context, host *hostchecks.Checks, may *permit, m device.Mount, fresh bool) (string, error) {
+	what, look := hostchecks.MountSource, existing
 	if fresh {
 		what, look = "new mount source", sourceAt
 	}
@@ -199,7 +200,7 @@ func hasUserNamespace(ctr *api.Container) bool {
 // kubelet's answer has a rule with the granted permissions. The rules of one device add up: those of all its nodes, of CDI devices,
 // and of the container itself. Where NRI's rule allows more than their sum, addNodes appends two rules: deny all, then allow the
 // sum. Where it allows less, one rule adds the missing permissions.
-func addNodes(ctx context.Context, host *hostChecks, may *permit, to *adjustment, granted []device.Node, ctr *api.Container, can features, cdi edits) error {
+func addNodes(ctx context.Context, host *hostchecks.Checks, may *permit, to *adjustment, granted []device.Node, ctr *api.Container, can features, cdi edits) error {
 	has, sum := map[number]string{}, map[number]string{}
 	for _, n := range cdi.DeviceNodes {
 		if at, permissions, ok := n.rule(ctx, host); ok {

@@ -77,7 +77,7 @@ func TestDeviceRules_OneDeviceTwice_AccessIsCombined(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			to := &api.ContainerAdjustment{}
 			ctr := &api.Container{Linux: &api.LinuxContainer{Resources: &api.LinuxResources{Devices: append([]*api.LinuxDeviceCgroup{deny}, test.has...)}}}
-			if err := addNodes(t.Context(), newLooks(), nil, newAdjustment(to), test.granted, ctr, features{rules: true}, test.cdi); err != nil {
+			if err := addNodes(t.Context(), newChecks(), nil, newAdjustment(to), test.granted, ctr, features{rules: true}, test.cdi); err != nil {
 				t.Fatal(err)
 			}
 			rules := slices.Clone(ctr.Linux.Resources.Devices)
@@ -127,7 +127,7 @@ func TestMounts(t *testing.T) {
 			granted = append(granted, device.Mount{ContainerPath: at, HostPath: dir})
 		}
 		to := &api.ContainerAdjustment{}
-		if err := addMounts(t.Context(), newLooks(), nil, newAdjustment(to), granted, ctr, features{}, test.cdi, true); err != nil {
+		if err := addMounts(t.Context(), newChecks(), nil, newAdjustment(to), granted, ctr, features{}, test.cdi, true); err != nil {
 			t.Fatal(err)
 		}
 		var got []string
@@ -160,7 +160,7 @@ func TestMounts_ContainerHasUserNamespace_OwnersAreMapped(t *testing.T) {
 	} {
 		ctr := &api.Container{Linux: &api.LinuxContainer{Namespaces: []*api.LinuxNamespace{{Type: "pid"}, {Type: test.namespace, Path: "/proc/1/ns/x"}}}}
 		to := &api.ContainerAdjustment{}
-		err := addMounts(t.Context(), newLooks(), nil, newAdjustment(to), granted, ctr, test.can, test.cdi, true)
+		err := addMounts(t.Context(), newChecks(), nil, newAdjustment(to), granted, ctr, test.can, test.cdi, true)
 		var no *device.Refusal
 		if test.refused != (errors.As(err, &no) && no.Reason == device.PluginError && strings.Contains(no.Message, "user namespace")) {
 			t.Errorf("%s: %v, refused: want %v", name, err, test.refused)
@@ -185,7 +185,7 @@ func TestAdjust(t *testing.T) {
 	for arg, want := range map[string][]string{"$(NEW)": {"2"}, "$(OLD)": nil} {
 		ctr.Args = []string{arg}
 		to := &api.ContainerAdjustment{}
-		if _, err := adjust(t.Context(), newLooks(), nil, to, st, ctr, featuresOf("containerd", "v2.4.2")); err != nil {
+		if _, err := adjust(t.Context(), newChecks(), nil, to, st, ctr, featuresOf("containerd", "v2.4.2")); err != nil {
 			t.Fatal(err)
 		}
 		if !slices.Equal(to.Args, want) || len(to.CDIDevices) != 0 {
@@ -200,7 +200,7 @@ func TestAdjust_NameWithRemovalMark_IsRefused(t *testing.T) {
 	for _, grant := range []device.Grant{{Env: map[string]string{"-PATH": "x"}}, {Annotations: map[string]string{"-k": "x"}}} {
 		st := ready()
 		st.Assignment.Shares[0].Grant = grant
-		_, err := adjust(t.Context(), newLooks(), nil, &api.ContainerAdjustment{}, st, container(), featuresOf("containerd", "v2.4.2"))
+		_, err := adjust(t.Context(), newChecks(), nil, &api.ContainerAdjustment{}, st, container(), featuresOf("containerd", "v2.4.2"))
 		var no *device.Refusal
 		if !errors.As(err, &no) || no.Reason != device.PluginError {
 			t.Errorf("%+v: %v, want a refusal", grant, err)

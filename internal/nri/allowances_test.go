@@ -2,6 +2,7 @@ package nri
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -10,16 +11,18 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// hang starts checks that never answer, until the test ends.
-func hang(t *testing.T, l *hostChecks, sources ...string) {
+// hang starts a check of a namespace that never answers, until the test ends, and waits until it is known to hang.
+func hang(t *testing.T, p *plugin, namespace, what, source string) {
 	t.Helper()
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
 	block := make(chan struct{})
-	for _, s := range sources {
-		if one, _ := l.join(s, func() (any, error) { <-block; return nil, nil }); one == nil {
-			t.Fatal("no check is begun")
-		}
-	}
 	t.Cleanup(func() { close(block) })
+	_, err := checkHost(over, p.HostChecks.ForHook(namespace), what, source, func() (int, error) { <-block; return 0, nil })
+	if !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Second)
 }
 
 // holdUp has containers of a namespace created one after the other, and returns how long the runtime created no other.
@@ -37,8 +40,7 @@ func holdUp(p *plugin, namespace string, n int) time.Duration {
 func TestAllowance_SourceIsKnownToHang_HookDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, w := newPlugin(t)
-		hang(t, p.hostChecks.of("ns"), "device /hung/gpu")
-		time.Sleep(hangs + time.Millisecond)
+		hang(t, p, "ns", "device", "/hung/gpu")
 		w.set(granted(device.Grant{Nodes: []device.Node{{HostPath: "/hung/gpu", ContainerPath: "/dev/x", Permissions: "rw"}}}))
 		if took := holdUp(p, "ns", 5); took > 0 {
 			t.Errorf("5 attempts took %v", took)
@@ -66,35 +68,6 @@ func TestAllowance_AllocationInFlight_NamespaceWaitsForItsShare(t *testing.T) {
 		if len(p.allowances.of) != 1 {
 			t.Errorf("%d namespaces are remembered", len(p.allowances.of))
 		}
-	})
-}
-
-// A host path answers each time, but later than a hook has time once its namespace has spent its allowance. The next try has the answer.
-func TestAllowance_PathIsSlowEachTime_NextTryHasTheAnswer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p, _ := newPlugin(t)
-		slow := func() (int, error) { time.Sleep(700 * time.Millisecond); return 1, nil }
-		try := func() error {
-			ctx, cancel := context.WithTimeout(t.Context(), leastPatience)
-			defer cancel()
-			_, err := checkHost(ctx, p.hostChecks.of("ns"), mountSource, "/slow", slow)
-			return err
-		}
-		if try() == nil {
-			t.Error("it has answered early")
-		}
-		time.Sleep(10 * time.Second)
-		if err := try(); err != nil {
-			t.Error(err)
-		}
-		if try() == nil {
-			t.Error("an answer counts twice")
-		}
-		time.Sleep(time.Minute)
-		if try() == nil {
-			t.Error("an answer counts after a minute")
-		}
-		time.Sleep(time.Second) // the last check ends
 	})
 }
 
@@ -133,47 +106,12 @@ func TestAllowance_HooksGetTheirAnswers_CostNothing(t *testing.T) {
 	})
 }
 
-// The sources of one namespace that do not answer leave room for others'.
-func TestHostChecks_ManyOfANamespaceHang_OthersAreMade(t *testing.T) {
-	t.Parallel()
-	p, w := newPlugin(t)
-	var sources []string
-	for i := range maxHostChecks / (ownShare + 1) {
-		sources = append(sources, fmt.Sprint("device /hung/", i))
-	}
-	hang(t, p.hostChecks.of("evil"), sources...)
-	if one, others := p.hostChecks.of("evil").join("device /hung/more", nil); one != nil || others != len(sources) {
-		t.Errorf("another one is checked; %d others hang", others)
-	}
-	w.set(granted(device.Grant{Nodes: []device.Node{{HostPath: "/dev/null", ContainerPath: "/dev/x", Permissions: "rw"}}}))
-	if _, _, err := p.CreateContainer(context.Background(), sandbox(), container()); err != nil {
-		t.Error(err)
-	}
-}
-
-// Sources of many namespaces do not answer. Those of another one are checked.
-func TestHostChecks_ManyNamespacesHang_OthersAreMade(t *testing.T) {
-	t.Parallel()
-	p, _ := newPlugin(t)
-	block := make(chan struct{})
-	defer close(block)
-	for i := range 50 {
-		for j := range ownShare {
-			p.hostChecks.of(fmt.Sprint("evil", i)).join(fmt.Sprint("device /hung/", i, "/", j), func() (any, error) { <-block; return nil, nil })
-		}
-	}
-	if one, others := p.hostChecks.of("ns").join("device /dev/null", func() (any, error) { <-block; return nil, nil }); one == nil {
-		t.Errorf("no source of another namespace is checked; %d hang", others)
-	}
-}
-
 // The CDI files of a container that could not be created do not answer. Its end holds up the runtime as its creation does.
 func TestAllowance_ContainerEnds_HookDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, _ := newPlugin(t)
 		const name = "a.com/x=1"
-		hang(t, p.hostChecks.of("ns"), "files of CDI devices "+name)
-		time.Sleep(hangs + time.Millisecond)
+		hang(t, p, "ns", "files of CDI devices", name)
 		began := time.Now()
 		for range 5 {
 			p.attempts.given(main, "c", []string{name})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -14,17 +13,18 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/hostchecks"
 )
 
 // Grants find what containers get by their claims, for CDI files: with them a container can be created while devmgrd is away.
 type Grants struct {
 	rules  Rules // nil: a plugin may grant anything
-	checks *hostChecks
+	checks func(namespace string) *hostchecks.Checks
 }
 
-// NewGrants returns Grants.
-func NewGrants(rules Rules, log *slog.Logger) *Grants {
-	return &Grants{rules: rules, checks: newHostChecks(log)}
+// NewGrants returns Grants, which check the host in the name of each pod's namespace.
+func NewGrants(rules Rules, checks func(namespace string) *hostchecks.Checks) *Grants {
+	return &Grants{rules, checks}
 }
 
 // runtimePaths are where runtimes and the kubelet mount something in each container.
@@ -62,7 +62,7 @@ func (g *Grants) Grants(ctx context.Context, st device.Readiness) (map[device.Cl
 	case len(whole.Mounts) > 0 && st.OwnUsers:
 		return nil, fmt.Errorf("it gets the mount %s in a user namespace of its own", whole.Mounts[0].ContainerPath)
 	}
-	all := map[device.ClaimRequest]cdi.Grant{}
+	all, host := map[device.ClaimRequest]cdi.Grant{}, g.checks(st.Pod.Namespace)
 	for _, s := range as.Shares {
 		by := st.Demand.Requests[s.Resource]
 		switch {
@@ -74,7 +74,7 @@ func (g *Grants) Grants(ctx context.Context, st device.Readiness) (map[device.Cl
 			return nil, fmt.Errorf("the device plugin of %s prepares devices before each start", s.Resource)
 		}
 		of := all[by[0]]
-		if err := g.add(ctx, may, &of, s, has, st.Fresh); err != nil {
+		if err := add(ctx, host, may, &of, s, has, st.Fresh); err != nil {
 			return nil, err
 		}
 		all[by[0]] = of
@@ -92,19 +92,19 @@ func refersTo(refs []string, granted map[string]string) (string, bool) {
 }
 
 // add adds what the plugin of a resource has granted.
-func (g *Grants) add(ctx context.Context, may *permit, to *cdi.Grant, s device.Share, has own, fresh bool) error {
+func add(ctx context.Context, host *hostchecks.Checks, may *permit, to *cdi.Grant, s device.Share, has own, fresh bool) error {
 	grant, _ := merge([]device.Share{s}, has)
 	for _, k := range slices.Sorted(maps.Keys(grant.Env)) {
 		to.Edits.Env = append(to.Edits.Env, k+"="+grant.Env[k])
 	}
 	for _, m := range grant.Mounts {
-		if err := g.addMount(ctx, may, to, m, fresh); err != nil {
+		if err := addMount(ctx, host, may, to, m, fresh); err != nil {
 			return err
 		}
 	}
 	var nodes []*specs.DeviceNode
 	for _, n := range grant.Nodes {
-		found, err := checkHost(ctx, g.checks, "device", n.HostPath, func() (hostDevices, error) { return hostDevicesAt(n.HostPath) })
+		found, err := checkHost(ctx, host, "device", n.HostPath, func() (hostDevices, error) { return hostDevicesAt(n.HostPath) })
 		if err == nil {
 			err = may.devices(n.HostPath, found)
 		}
@@ -131,7 +131,7 @@ func (g *Grants) add(ctx context.Context, may *permit, to *cdi.Grant, s device.S
 	slices.Reverse(nodes) // of those at one path the runtime takes the last, and plugins' first one wins; the permissions of all add up
 	to.Edits.DeviceNodes = append(to.Edits.DeviceNodes, nodes...)
 	if len(grant.CDI) > 0 {
-		lacks, err := checkHost(ctx, g.checks, "files of CDI devices", strings.Join(grant.CDI, ", "), func() (string, error) { return cdiLacks(cdiDirs, grant.CDI), nil })
+		lacks, err := checkHost(ctx, host, "files of CDI devices", strings.Join(grant.CDI, ", "), func() (string, error) { return cdiLacks(cdiDirs, grant.CDI), nil })
 		if err != nil {
 			return err
 		}
@@ -144,14 +144,14 @@ func (g *Grants) add(ctx context.Context, may *permit, to *cdi.Grant, s device.S
 }
 
 // addMount adds a mount of a plugin.
-func (g *Grants) addMount(ctx context.Context, may *permit, to *cdi.Grant, m device.Mount, fresh bool) error {
+func addMount(ctx context.Context, host *hostchecks.Checks, may *permit, to *cdi.Grant, m device.Mount, fresh bool) error {
 	at := filepath.Clean(m.ContainerPath)
 	for _, of := range runtimePaths {
 		if of == at || strings.HasPrefix(of, strings.TrimSuffix(at, "/")+"/") {
 			return fmt.Errorf("it gets a mount at %s, which covers the runtime's %s", at, of)
 		}
 	}
-	from, err := source(ctx, g.checks, may, m, fresh)
+	from, err := source(ctx, host, may, m, fresh)
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/hostchecks"
 )
 
 // cdiDirs are the default directories of CDI specifications. A later directory overrides the devices of an earlier one.
@@ -194,7 +195,7 @@ func (e edits) covers(path string) bool {
 }
 
 // rule returns a node's number and permissions. Numbers that the specification leaves out are those of the host's device node.
-func (n cdiNode) rule(ctx context.Context, host *hostChecks) (number, string, bool) {
+func (n cdiNode) rule(ctx context.Context, host *hostchecks.Checks) (number, string, bool) {
 	permissions := cmp.Or(n.Permissions, "rwm") // it may also be "none"
 	if n.Type != "" && n.Major != 0 {
 		return number{n.Type, n.Major, n.Minor}, permissions, true

@@ -67,7 +67,7 @@ func TestDeviceRules_CDIDevice(t *testing.T) {
 		{cdiNode{Path: "/dev/no such device"}, number{}, "", false},
 		{cdiNode{Path: "/etc"}, number{}, "rwm", false},
 	} {
-		got, access, ok := test.node.rule(t.Context(), newLooks())
+		got, access, ok := test.node.rule(t.Context(), newChecks())
 		if got != test.number || access != test.access || ok != test.ok {
 			t.Errorf("%+v: %v %q %v, want %v %q %v", test.node, got, access, ok, test.number, test.access, test.ok)
 		}
@@ -87,7 +87,7 @@ func FuzzCDISpecification(f *testing.F) {
 		}
 		got := cdiEdits([]string{dir}, []string{"a.com/x=1"})
 		for _, n := range got.DeviceNodes {
-			n.rule(t.Context(), newLooks())
+			n.rule(t.Context(), newChecks())
 		}
 		if spec, ok := readSpec(path, []string{"a.com/x=1"}); len(got.DeviceNodes)+len(got.Mounts) > 0 && (!ok || spec.Kind != "a.com/x") {
 			t.Errorf("a specification of %q yields %+v", spec.Kind, got)

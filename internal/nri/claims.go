@@ -175,14 +175,14 @@ func (p *plugin) checkClaims(ctx context.Context, st device.Readiness, ctr *api.
 			files.Used(of)
 			return false, nil, device.Refuse(device.Allocating, nil, "a device node of the container has another number since the runtime has looked at it")
 		}
-		missing = append(missing, p.lacks(ctx, ctr, view, got[of].Names)...)
+		missing = append(missing, p.lacks(ctx, st.Pod.Namespace, ctr, view, got[of].Names)...)
 	}
 	return len(guarded) == 0, missing, nil
 }
 
 // lacks returns those of a plugin's CDI devices that the runtime has not given to a container. A runtime that does not show which the kubelet named shows
 // the device nodes and mounts that they add.
-func (p *plugin) lacks(ctx context.Context, ctr *api.Container, view containerView, names []string) (missing []string) {
+func (p *plugin) lacks(ctx context.Context, namespace string, ctr *api.Container, view containerView, names []string) (missing []string) {
 	if len(names) == 0 {
 		return nil
 	}
@@ -192,7 +192,7 @@ func (p *plugin) lacks(ctx context.Context, ctr *api.Container, view containerVi
 			continue
 		}
 		if !p.features.Load().showsCDI {
-			add, err := checkHost(ctx, p.hostChecks, "CDI specifications of", name, func() (edits, error) { return cdiEdits(cdiDirs, []string{name}), nil })
+			add, err := checkHost(ctx, p.HostChecks.ForHook(namespace), "CDI specifications of", name, func() (edits, error) { return cdiEdits(cdiDirs, []string{name}), nil })
 			if err == nil && view.has(add) {
 				continue
 			}
@@ -233,7 +233,7 @@ func (p *plugin) unguard(ctx context.Context, to *api.ContainerAdjustment, st de
 	if len(st.Demand.Requests) == 0 || len(to.CDIDevices) == 0 {
 		return
 	}
-	missing := p.lacks(ctx, ctr, viewOf(ctr), lists.Map(to.CDIDevices, (*api.CDIDevice).GetName))
+	missing := p.lacks(ctx, st.Pod.Namespace, ctr, viewOf(ctr), lists.Map(to.CDIDevices, (*api.CDIDevice).GetName))
 	to.CDIDevices = slices.DeleteFunc(to.CDIDevices, func(d *api.CDIDevice) bool { return !slices.Contains(missing, d.GetName()) })
 }
 

@@ -5,24 +5,25 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"log/slog"
 	"path/filepath"
 	"strings"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/hostchecks"
 )
 
 // HostNodes finds the host's device nodes of grants.
-type HostNodes struct{ checks *hostChecks }
+type HostNodes struct{ checks *hostchecks.Checks }
 
 // NewHostNodes returns a HostNodes.
-func NewHostNodes(log *slog.Logger) *HostNodes { return &HostNodes{newHostChecks(log)} }
+func NewHostNodes(checks *hostchecks.Checks) *HostNodes { return &HostNodes{checks} }
 
-// Of returns the device nodes of a grant that exist now, without those that a CDI specification has for all of its devices. It fails if
+// Of returns the device nodes of a resource's grant that exist now, without those that a CDI specification has for all of its devices. It fails if
 // the host's file system does not answer before ctx ends, and if no specification has a CDI device.
-func (h *HostNodes) Of(ctx context.Context, g device.Grant) (all []device.HostNode, err error) {
+func (h *HostNodes) Of(ctx context.Context, r device.ResourceName, g device.Grant) (all []device.HostNode, err error) {
+	host := h.checks.For("release of " + string(r))
 	add := func(path string) error {
-		found, err := checkHost(ctx, h.checks, "device", path, func() (hostDevices, error) { return hostDevicesAt(path) })
+		found, err := checkHost(ctx, host, "device", path, func() (hostDevices, error) { return hostDevicesAt(path) })
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
@@ -39,7 +40,7 @@ func (h *HostNodes) Of(ctx context.Context, g device.Grant) (all []device.HostNo
 	if len(g.CDI) == 0 {
 		return all, nil
 	}
-	nodes, err := checkHost(ctx, h.checks, "CDI specifications of", strings.Join(g.CDI, ", "), func() ([]cdiNode, error) { return cdiOwnNodes(cdiDirs, g.CDI) })
+	nodes, err := checkHost(ctx, host, "CDI specifications of", strings.Join(g.CDI, ", "), func() ([]cdiNode, error) { return cdiOwnNodes(cdiDirs, g.CDI) })
 	if err != nil {
 		return nil, err
 	}

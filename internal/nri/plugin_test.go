@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/hostchecks"
 )
 
 // A harness stands for the rooms around the plugin: it answers what a test has set.
@@ -161,7 +162,7 @@ func newPlugin(t testing.TB) (*plugin, *harness) {
 	w := &harness{fetch: func(context.Context) error { return errors.New("the API server is away") }}
 	p := &plugin{ifConnected: func(report func()) { report() }, Connection: New(Config{
 		Socket: "unused", Index: "00", Allocator: w, Runtime: w, Pods: w, Notifier: w, Redirect: &Redirect{From: "/k/device-plugins", To: "/d"}, Dirs: w,
-		MaxWait: 100 * time.Millisecond, Presence: NewPresence(), Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		MaxWait: 100 * time.Millisecond, Presence: NewPresence(), HostChecks: newChecks(), Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})}
 	if _, err := p.Configure(context.Background(), "", "containerd", "v2.4.2"); err != nil {
 		t.Fatal(err)
@@ -169,7 +170,7 @@ func newPlugin(t testing.TB) (*plugin, *harness) {
 	return p, w
 }
 
-func newLooks() *hostChecks { return newHostChecks(slog.New(slog.DiscardHandler)) }
+func newChecks() *hostchecks.Checks { return hostchecks.New(slog.New(slog.DiscardHandler)) }
 
 func sandbox() *api.PodSandbox {
 	return &api.PodSandbox{Id: "s", Uid: "uid", Namespace: "ns", Name: "pod", Annotations: map[string]string{sourceKey: sourceAPI}}

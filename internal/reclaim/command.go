@@ -56,7 +56,7 @@ func (g *Gate) named(ctx context.Context, d device.Departure, r device.ResourceN
 			continue
 		}
 		ids = append(ids, s.IDs...)
-		of, err := g.Nodes.Of(ctx, s.Grant)
+		of, err := g.Nodes.Of(ctx, r, s.Grant)
 		if err != nil {
 			return nil, nil, err
 		}

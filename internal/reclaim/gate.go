@@ -49,7 +49,7 @@ type Finder interface {
 
 // Nodes finds the host's device nodes of a grant that exist now, without those that a CDI specification has for all of its devices.
 type Nodes interface {
-	Of(context.Context, device.Grant) ([]device.HostNode, error)
+	Of(context.Context, device.ResourceName, device.Grant) ([]device.HostNode, error)
 }
 
 // Pods knows pods of this node.
@@ -450,7 +450,7 @@ func (g *Gate) own(ctx context.Context, p *proof, shared func(node string) bool)
 		if !g.Openers(s.Resource) {
 			continue
 		}
-		nodes, err := g.Nodes.Of(ctx, s.Grant)
+		nodes, err := g.Nodes.Of(ctx, s.Resource, s.Grant)
 		if err != nil {
 			return nil, err
 		}

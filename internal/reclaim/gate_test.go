@@ -62,7 +62,7 @@ func (w *world) Find(_ context.Context, all []openers.Device) (openers.Scan, err
 }
 
 // Of has a node /dev/gpuN for each device gpuN, and the control node.
-func (w *world) Of(_ context.Context, g device.Grant) (all []device.HostNode, err error) {
+func (w *world) Of(_ context.Context, _ device.ResourceName, g device.Grant) (all []device.HostNode, err error) {
 	for _, n := range g.Nodes {
 		minor := int64(99)
 		fmt.Sscanf(n.HostPath, "/dev/gpu%d", &minor)

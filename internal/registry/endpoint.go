@@ -1,9 +1,11 @@
 package registry
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/hostchecks"
 	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
 
@@ -50,7 +53,7 @@ func (loc *location) split(path string) (dir, rest string) {
 	return "/", strings.TrimPrefix(path, "/")
 }
 
-// stat returns what is at the path of an endpoint. No link is followed.
+// stat returns what is at a path in the location. No link is followed.
 func (loc *location) stat(path string) (fs.FileInfo, error) {
 	dir, rest := loc.split(path)
 	d, err := shareddir.Open(dir)
@@ -59,6 +62,31 @@ func (loc *location) stat(path string) (fs.FileInfo, error) {
 	}
 	defer d.Close()
 	return d.Stat(rest)
+}
+
+// dial connects to the socket of an endpoint, of which it also returns the path.
+func (loc *location) dial(ctx context.Context, host *hostchecks.Checks, endpoint string) (net.Conn, string, error) {
+	path := loc.locate(endpoint)
+	dial := func() (net.Conn, error) {
+		e, err := loc.open(endpoint)
+		if err != nil {
+			return nil, err
+		}
+		defer e.Close()
+		return e.Dial(ctx)
+	}
+	if loc.contains(path) {
+		conn, err := dial()
+		return conn, path, err
+	}
+	conn, err := hostchecks.Open(ctx, host.For(loc.sockets), "socket", path, dial)
+	return conn, path, err
+}
+
+// contains reports whether a path lies in the location. Any other one may lie in a file system that hangs.
+func (loc *location) contains(path string) bool {
+	dir, _ := loc.split(path)
+	return dir != "/"
 }
 
 // open opens the socket of an endpoint, so that devmgrd dials the file that it has checked. A name may be a link, but must not lead out
@@ -154,8 +182,32 @@ type socketError struct{ path, fault string }
 func (e *socketError) Error() string { return e.path + " " + e.fault }
 
 // spell returns the canonical path of a socket: without links on the way, but with devmgrd's directories as configured. A path below one
-// of these must not leave it through a link, since in the plugin's container the link leads elsewhere.
-func (loc *location) spell(path string) (string, error) {
+// of these must not have a link on the way, since in the plugin's container the link may lead elsewhere.
+func (loc *location) spell(ctx context.Context, host *hostchecks.Checks, path string) (string, error) {
+	if !loc.contains(path) {
+		return hostchecks.Do(ctx, host.For(loc.sockets), "canonical path of", path, func() (string, error) { return loc.spellOutside(path) })
+	}
+	dir, rest := loc.split(path)
+	if filepath.Dir(rest) == "." {
+		return path, nil
+	}
+	d, err := shareddir.Open(dir)
+	if err != nil {
+		return "", err
+	}
+	defer d.Close()
+	parent, err := d.OpenDir(filepath.Dir(rest))
+	if errors.Is(err, unix.ENOTDIR) {
+		return "", &socketError{path, "leads through a link or a file; plugins must name their sockets without links"}
+	}
+	if err != nil {
+		return "", err
+	}
+	return path, parent.Close()
+}
+
+// spellOutside is spell for a path that does not begin with one of devmgrd's directories.
+func (loc *location) spellOutside(path string) (string, error) {
 	parent, err := realPath(filepath.Dir(path))
 	if err != nil {
 		return "", err
@@ -168,9 +220,6 @@ func (loc *location) spell(path string) (string, error) {
 		}
 		if rest, inside := below(real, plain); inside {
 			return filepath.Join(dir, rest), nil
-		}
-		if _, inside := below(dir, path); inside {
-			return "", &socketError{path, "leads through a link to " + plain + ", out of " + dir + "; plugins must listen inside it"}
 		}
 	}
 	for _, dir := range loc.foreign {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/hostchecks/hostcheckstest"
 	"github.com/devmgrd/devmgrd/internal/registry"
 	"github.com/devmgrd/devmgrd/test/plugintest"
 )
@@ -181,7 +182,7 @@ func TestWatcherRefuses(t *testing.T) {
 		{"our own socket", at(kubeletDir + "/kubelet.sock"), []string{"a socket of its own"}},
 		{"our own socket under another name", at(elsewhere + "/kubelet"), []string{"our own kubelet.sock"}},
 		{"link", at(kubeletRegistry + "/link.sock"), []string{"is a link; name the socket itself"}},
-		{"link on the way", at(kubeletRegistry + "/way/a.sock"), []string{"leads through a link", elsewhere}},
+		{"link on the way", at(kubeletRegistry + "/way/a.sock"), []string{"leads through a link"}},
 		{"file", at(kubeletRegistry + "/file"), []string{"is not a socket"}},
 		{"directory", at(elsewhere), []string{"is not a socket"}},
 		{"nothing there", at(kubeletDir + "/none.sock"), []string{"there is no socket", f.dir + "/none.sock"}},
@@ -760,4 +761,31 @@ func TestWatcherEnds(t *testing.T) {
 		h.Stop()
 	}
 	plugintest.Eventually(t, "no goroutine is left", func() bool { return runtime.NumGoroutine() <= before })
+}
+
+// Plugins name sockets in a file system that does not answer. Others register, sockets that go are noticed, and the stop does not wait.
+func TestWatcher_EndpointsInAHungFileSystem_CostOthersNothing(t *testing.T) {
+	t.Parallel()
+	hung := hostcheckstest.HungMount(t)
+	f := prepare(t, watches(socketDir(t)), known(device.PluginRecord{Resource: "known.example/x", Endpoint: hung + "/known.sock"}))
+	f.SetCallPause(10 * time.Millisecond)
+	f.SetRegisterTimeout(time.Second)
+	f.run()
+	for i := range 40 {
+		bad := plugintest.New(t, f.watched, fmt.Sprint(gpu, i))
+		bad.Endpoint, bad.Info = fmt.Sprintf("bad%d.sock", i), &plugintest.Info{Type: "DevicePlugin", Name: fmt.Sprint(gpu, i),
+			Endpoint: fmt.Sprintf("%s/%d/plugin.sock", hung, i), SupportedVersions: []string{"v1beta1"}}
+		bad.Serve()
+		if i == 0 {
+			f.eventually("the first one has the reason", wasNotified(bad, false, "host's file system does not answer", hung))
+		}
+		if i%2 == 0 {
+			bad.Stop()
+		}
+	}
+	p, _ := announced(f, plugintest.Devices(2)...)
+	f.eventually("another plugin registers", wasNotified(p, true))
+	f.eventually("it serves", f.servesNumber(2))
+	f.eventually("one of the state file is dialled", func() bool { return strings.Contains(f.logs.String(), "does not answer about the socket "+hung) })
+	f.stop()
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/hostchecks"
 	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
 	"github.com/devmgrd/devmgrd/internal/registry/internal/plugindir"
@@ -46,9 +47,10 @@ type Config struct {
 	RejectDuplicates bool                  // refuse a second plugin while the first one serves; else the newest that has listed its devices wins
 	Known            []device.PluginRecord // the store's records: dialled at the start, Stale or Lost until they serve
 
-	Store   Store
-	Log     *slog.Logger
-	Metrics prometheus.Registerer
+	HostChecks *hostchecks.Checks // of sockets outside the plugin directories
+	Store      Store
+	Log        *slog.Logger
+	Metrics    prometheus.Registerer
 }
 
 // Store keeps records over a restart. SavePlugin returns when the record is durable. One goroutine calls it, with changed records
@@ -200,6 +202,7 @@ func (c Config) mustBeComplete() {
 		"MaxDevices":       c.MaxDevices <= 0,
 		"MaxResources":     c.MaxResources <= 0,
 		"MaxTotalBytes":    c.MaxTotalBytes <= 0,
+		"HostChecks":       c.HostChecks == nil,
 		"Store":            c.Store == nil,
 		"Log":              c.Log == nil,
 		"Metrics":          c.Metrics == nil,

@@ -42,12 +42,7 @@ type session struct {
 
 // connect opens a session with the plugin at endpoint, in one try.
 func (r *Registry) connect(ctx context.Context, loc *location, endpoint string) (*session, error) {
-	e, err := loc.open(endpoint)
-	if err != nil {
-		return nil, err
-	}
-	defer e.Close()
-	raw, err := e.Dial(ctx)
+	raw, path, err := loc.dial(ctx, r.cfg.HostChecks, endpoint)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +82,7 @@ func (r *Registry) connect(ctx context.Context, loc *location, endpoint string) 
 	}
 	if err := s.ready(ctx); err != nil {
 		s.close()
-		return nil, fmt.Errorf("dial %s: %w", e.Path(), err)
+		return nil, fmt.Errorf("dial %s: %w", path, err)
 	}
 	return s, nil
 }

@@ -140,7 +140,9 @@ func (c *watchedSocket) take(ctx context.Context, plugin watcherapi.Registration
 	if err != nil {
 		return nil, err
 	}
-	endpoint, err := c.location.spell(path)
+	looking, cancel := context.WithTimeout(ctx, r.registerTimeout)
+	defer cancel()
+	endpoint, err := c.location.spell(looking, r.cfg.HostChecks, path)
 	if err != nil {
 		return nil, fmt.Errorf("the plugin's socket: %w", err)
 	}
