@@ -66,8 +66,7 @@ type Connection struct {
 const (
 	pluginName = "devmgrd"
 
-	// startLimit bounds one attempt to connect. NRI's stub waits for its configuration without a limit, so a runtime that dies or
-	// hangs at that moment would stop it for ever.
+	// startLimit bounds one attempt to connect, for a runtime that hangs (starting.go).
 	startLimit = 15 * time.Second
 
 	// listLimit is how long the runtime may take to begin its list before devmgrd reports it. It waits for all container operations
@@ -164,9 +163,9 @@ func (n *Connection) explain(cause string, isNew bool) {
 }
 
 // runOnce opens one connection and keeps it until it is lost or ctx ends. Each connection needs a new stub, since a stub that has
-// failed to start keeps its dead connection. The connection is closed in any case: a stub that is left behind must not become a
-// second devmgrd when the runtime continues. NRI does not reject a second plugin of the same name, and two plugins that set the
-// same entry fail every container.
+// failed to start keeps its dead connection. The connection is closed in any case: a former stub must not become a second
+// devmgrd when the runtime continues. NRI does not reject a second plugin of the same name, and two plugins that set the same entry
+// fail every container.
 func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", n.Socket)
@@ -214,29 +213,22 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 		}
 		n.first.Do(func() { close(n.synced) })
 	}}
-	s, err := stub.New(p,
-		stub.WithPluginName(pluginName), stub.WithPluginIdx(n.Index), stub.WithConnection(conn),
+	limited, cancel := context.WithTimeoutCause(ctx, n.limit, fmt.Errorf("the runtime has not configured devmgrd within %s", n.limit))
+	defer cancel()
+	s, err := stub.New(p, append(newStarting(conn).options(limited),
+		stub.WithPluginName(pluginName), stub.WithPluginIdx(n.Index),
 		stub.WithOnClose(func() { once.Do(func() { close(lost) }) }), stub.WithLogger(logger{n.Log}),
-		stub.WithTTRPCOptions(nil, []ttrpc.ServerOpt{ttrpc.WithUnaryServerInterceptor(far.intercept)}),
+		stub.WithTTRPCOptions(nil, []ttrpc.ServerOpt{ttrpc.WithChainUnaryServerInterceptor(far.intercept)}),
 		// With NRI 0.12.4 or later a request fails if devmgrd does not answer in time; older runtimes continue without devmgrd.
 		// Both then drop the plugin. The option KeepConnected would prevent that, but a devmgrd that hangs would then fail every
 		// operation on the node, also for pods without devices. Dropped once, it fails nothing more, and the runtime's own
 		// validator keeps containers that ask for devices waiting.
-		stub.WithFailurePolicy(&api.FailurePolicy{FailRequest: true}))
+		stub.WithFailurePolicy(&api.FailurePolicy{FailRequest: true}))...)
 	if err != nil {
 		return false, err
 	}
-	started := make(chan error, 1)
-	go func() { started <- s.Start(ctx) }() // ends with Start, which may hang: then it is left behind
-	select {
-	case err := <-started:
-		if err != nil {
-			return false, err
-		}
-	case <-time.After(n.limit):
-		return false, fmt.Errorf("the runtime has not taken us up within %s", n.limit)
-	case <-ctx.Done():
-		return false, ctx.Err()
+	if err := s.Start(ctx); err != nil {
+		return false, err
 	}
 	configured, late := time.Now(), time.After(n.listLimit)
 	for {

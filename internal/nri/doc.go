@@ -114,8 +114,8 @@
 //
 // The connection (connection.go) is reopened when it is lost, with a new stub each time, and as rarely as possible: a
 // registering plugin waits for every container operation in progress, and all later ones wait for it (containerd issue
-// 14083). Each attempt has a connection of its own, which is closed when the attempt ends, so that a stub that is left behind
-// cannot become active next to its successor. The state file is loaded before the first connection.
+// 14083). Each attempt has a connection of its own, which is closed when the attempt ends, so that its stub
+// cannot become active next to its successor. The start of a stub ends with its connection (starting.go). The state file is loaded before the first connection.
 //
 // A runtime whose containers do not fit into its own messages cannot register any NRI plugin. The package counts connections
 // that end so, and names the cause (synchronizing.go).

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -25,24 +25,24 @@ type Greeting struct {
 // Probe connects to a runtime as devmgrd does, and leaves after the runtime's greeting: it subscribes to no event and gets no list.
 // The runtime logs that a plugin named devmgrd-check has not started.
 func Probe(ctx context.Context, socket string) (Greeting, error) {
-	p := &probe{}
-	s, err := stub.New(p, stub.WithPluginName("devmgrd-check"), stub.WithPluginIdx("99"), stub.WithSocketPath(socket),
-		stub.WithOnClose(func() {}), stub.WithLogger(logger{slog.New(slog.DiscardHandler)}))
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", socket)
 	if err != nil {
 		return Greeting{}, err
 	}
-	started := make(chan error, 1)
-	go func() { started <- s.Start(ctx) }() // ends with Start, which may hang: then it is left behind, as in runOnce
-	select {
-	case err = <-started:
-	case <-ctx.Done():
-		return Greeting{}, fmt.Errorf("it accepts the connection and does not answer: %w", ctx.Err())
+	defer conn.Close()
+	p := &probe{}
+	s, err := stub.New(p, append(newStarting(conn).options(ctx), stub.WithPluginName("devmgrd-check"), stub.WithPluginIdx("99"),
+		stub.WithOnClose(func() {}), stub.WithLogger(logger{slog.New(slog.DiscardHandler)}))...)
+	if err != nil {
+		return Greeting{}, err
 	}
+	err = s.Start(ctx)
 	who := p.greeted.Load()
-	if who == nil { // else the error is ours, or that the runtime has hung up at once because of it
-		if errors.Is(err, io.EOF) {
-			err = errors.New("it closes the connection at once")
-		}
+	switch { // with a greeting the error is ours
+	case who == nil && ctx.Err() != nil:
+		return Greeting{}, fmt.Errorf("it accepts the connection and does not answer: %w", ctx.Err())
+	case who == nil:
 		return Greeting{}, err
 	}
 	can := featuresOf(who.name, who.version)
