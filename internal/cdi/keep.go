@@ -8,10 +8,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
-
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
+	"github.com/devmgrd/devmgrd/internal/loops/dirwatch"
 )
 
 const (
@@ -25,8 +24,8 @@ const (
 // written again when another process has changed them. When it ends, the files stay; the hook sees no containers from then on.
 func (f *Files) Run(ctx context.Context) error {
 	revision := f.catchUp()
-	events, lost, endWatch := f.watch()
-	defer func() { endWatch() }()
+	watcher := f.watch()
+	defer func() { watcher.Close() }()
 	defer func() {
 		f.SetHook(Away, 0)
 		f.restore(nil, true)
@@ -54,7 +53,7 @@ func (f *Files) Run(ctx context.Context) error {
 		case again == nil:
 			again = time.After(writes.Next())
 		}
-		if events == nil && rewatch == nil {
+		if watcher.Events == nil && rewatch == nil {
 			rewatch = time.After(watches.Next())
 		}
 		select {
@@ -62,7 +61,7 @@ func (f *Files) Run(ctx context.Context) error {
 			return nil
 		case <-updated:
 		case <-f.kick:
-		case e, open := <-events:
+		case e := <-watcher.Events:
 			name := filepath.Base(e.Name)
 			of, ours := requestOf(name)
 			if !ours {
@@ -70,17 +69,17 @@ func (f *Files) Run(ctx context.Context) error {
 			}
 			if ours {
 				touched[of] = true
-			} else if !open || e.Name == f.Dir {
+			} else if e.Name == f.Dir {
 				all = true
 			}
 			if look == nil && (ours || all) {
 				look = time.After(lull)
 			}
-			if !open || e.Name == f.Dir && e.Has(fsnotify.Remove|fsnotify.Rename) {
-				endWatch()
-				events, lost, endWatch = f.watch()
+			if e.Name == f.Dir && e.Has(dirwatch.Remove|dirwatch.Rename) {
+				watcher.Close()
+				watcher = f.watch()
 			}
-		case <-lost: // events
+		case <-watcher.Errors: // events are lost
 			all = true
 			if look == nil {
 				look = time.After(lull)
@@ -97,16 +96,17 @@ func (f *Files) Run(ctx context.Context) error {
 			f.restore(nil, false)
 		case <-rewatch:
 			rewatch, look, all = nil, time.After(0), true
-			if events, lost, endWatch = f.watch(); events != nil {
+			if watcher = f.watch(); watcher.Events != nil {
 				watches.Reset()
 			}
 		}
 	}
 }
 
-// watch follows the directory, and makes it if it is missing. Without events the directory is looked at as often as the watch is tried.
-func (f *Files) watch() (events <-chan fsnotify.Event, lost <-chan error, end func()) {
-	w, err := fsnotify.NewWatcher()
+// watch follows the directory, and makes it if it is missing. If that fails, it returns a Watcher without events: the directory is looked at as often as
+// the watch is tried.
+func (f *Files) watch() *dirwatch.Watcher {
+	w, err := dirwatch.Start()
 	if err == nil {
 		if err = os.MkdirAll(f.Dir, 0o755); err == nil {
 			err = w.Add(f.Dir)
@@ -117,9 +117,9 @@ func (f *Files) watch() (events <-chan fsnotify.Event, lost <-chan error, end fu
 	}
 	if err != nil {
 		f.Log.Warn("cannot watch the directory of CDI files; looking at it now and then", "dir", f.Dir, "err", err)
-		return nil, nil, func() {}
+		return new(dirwatch.Watcher)
 	}
-	return w.Events, w.Errors, func() { w.Close() }
+	return w
 }
 
 // outdate has the files of a pod's containers compared.

@@ -14,10 +14,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
-
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops/dirwatch"
 	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
@@ -117,7 +116,7 @@ func mirror(t *testing.T, v checkpoint.View, prepare ...func(m *mirrored)) *mirr
 	for _, f := range prepare {
 		f(m)
 	}
-	watcher, err := fsnotify.NewWatcher()
+	watcher, err := dirwatch.Start()
 	m.must(err)
 	end, told := m.path+".end", make(chan struct{})
 	watched := watcher.Add(filepath.Dir(m.path)) == nil
@@ -125,13 +124,13 @@ func mirror(t *testing.T, v checkpoint.View, prepare ...func(m *mirrored)) *mirr
 	work.Go(func() {
 		for e := range watcher.Events {
 			switch {
-			case e.Name == end && e.Op == fsnotify.Create:
+			case e.Name == end && e.Op == dirwatch.Create:
 				close(told)
-			case e.Name == m.path && e.Op == fsnotify.Create: // a rename to it
+			case e.Name == m.path && e.Op == dirwatch.Create: // a rename to it
 				m.mu.Lock()
 				m.woken++
 				m.mu.Unlock()
-			case e.Name == m.path && e.Op != fsnotify.Remove:
+			case e.Name == m.path && e.Op != dirwatch.Remove:
 				t.Errorf("a reader sees %v", e)
 			}
 		}

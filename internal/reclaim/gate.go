@@ -21,6 +21,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
+	"github.com/devmgrd/devmgrd/internal/loops/dirwatch"
 	"github.com/devmgrd/devmgrd/internal/reclaim/openers"
 	"github.com/devmgrd/devmgrd/internal/units"
 )
@@ -142,6 +143,7 @@ func New(c Config) *Gate {
 	return &Gate{
 		Config: c, metrics: newMetrics(c.Metrics), changed: make(chan struct{}, 1), wake: make(chan struct{}, 1),
 		proofs: map[device.PodUID]*proof{}, commands: map[device.ResourceName]bool{}, running: map[device.PodUID]int{}, left: map[string]bool{}, blind: map[device.ResourceName]bool{},
+		networks: networks{start: dirwatch.Start},
 	}
 }
 

@@ -156,6 +156,13 @@ func (u *commandUnits) End(ctx context.Context, unit string) error {
 
 // start returns a Gate that runs until the test ends.
 func start(t *testing.T, w *world, change ...func(*Config)) *Gate {
+	g := prepare(w, change...)
+	begin(t, g, w)
+	return g
+}
+
+// prepare makes a Gate that does not run.
+func prepare(w *world, change ...func(*Config)) *Gate {
 	w.holds, w.named = map[uint32][]openers.Opener{}, map[device.PodUID]device.Pod{}
 	c := Config{
 		Openers: func(r device.ResourceName) bool { return r == gpu }, Command: func(device.ResourceName) []string { return []string{} },
@@ -164,7 +171,11 @@ func start(t *testing.T, w *world, change ...func(*Config)) *Gate {
 	for _, f := range change {
 		f(&c)
 	}
-	g := New(c)
+	return New(c)
+}
+
+// begin runs a Gate until the test ends.
+func begin(t *testing.T, g *Gate, w *world) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- g.Run(ctx, Neighbours{w, w}) }()
@@ -174,7 +185,6 @@ func start(t *testing.T, w *world, change ...func(*Config)) *Gate {
 			t.Error(err)
 		}
 	})
-	return g
 }
 
 func commands(argv ...string) func(*Config) {

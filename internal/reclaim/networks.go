@@ -7,9 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
-
 	"github.com/devmgrd/devmgrd/internal/loops"
+	"github.com/devmgrd/devmgrd/internal/loops/dirwatch"
 )
 
 // A network plugin's DEL may change the settings of a device, such as a virtual function's, after the pod's last container has ended. The runtime removes
@@ -20,11 +19,12 @@ const networkLook = time.Second
 
 // networks follows the network namespaces of ended pods. Only Run's goroutine uses it.
 type networks struct {
-	watcher *fsnotify.Watcher // nil: there is nothing to watch, or none could be made
+	start   func() (*dirwatch.Watcher, error)
+	watcher *dirwatch.Watcher // nil: there is nothing to watch, or none could be made
 }
 
 // changes returns the changes of directories that are watched, and the watch's errors, after which a change may have been missed.
-func (n *networks) changes() (<-chan fsnotify.Event, <-chan error) {
+func (n *networks) changes() (<-chan dirwatch.Event, <-chan error) {
 	if n.watcher == nil {
 		return nil, nil
 	}
@@ -35,7 +35,7 @@ func (n *networks) changes() (<-chan fsnotify.Event, <-chan error) {
 func (n *networks) watch(does bool) {
 	switch {
 	case does && n.watcher == nil:
-		n.watcher, _ = fsnotify.NewWatcher() // without one, look each second
+		n.watcher, _ = n.start() // without one, look each second
 	case !does && n.watcher != nil:
 		n.watcher.Close()
 		n.watcher = nil

@@ -7,9 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
-
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops/dirwatch"
 )
 
 // networked has a Gate wait for the end of these files, for that long.
@@ -72,7 +71,17 @@ func TestNetworks_LastOneGone_DevicesAreFree(t *testing.T) {
 func TestNetworks_WatchFails_IsContinued(t *testing.T) {
 	t.Parallel()
 	paths := networkFiles(t, "a", "b", "c")
-	g := start(t, &world{}, networked(time.Hour, paths...))
+	w := &world{}
+	g := prepare(w, networked(time.Hour, paths...))
+	failures := make(chan error)
+	g.networks.start = func() (*dirwatch.Watcher, error) {
+		watcher, err := dirwatch.Start()
+		if err == nil {
+			watcher.Errors = failures
+		}
+		return watcher, err
+	}
+	begin(t, g, w)
 	d := gone("former", gpu, 0)
 	for i, next := range append(paths[1:], "") {
 		await(t, g, d, "the pod's network is being torn down: "+paths[i])
@@ -84,7 +93,7 @@ func TestNetworks_WatchFails_IsContinued(t *testing.T) {
 		}
 		await(t, g, d, "the pod's network is being torn down: "+next)
 		select {
-		case g.watcher.Errors <- fsnotify.ErrEventOverflow:
+		case failures <- dirwatch.ErrOverflow:
 		case <-time.After(time.Minute):
 			t.Fatal("the error is not read: no event follows it")
 		}

@@ -12,19 +12,19 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/loops/dirwatch"
 	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // Each kind of plugin in use registers and serves without a change: plugins were written for the kubelet.
 
 // seen returns what happens to the file of that name, as a plugin's own watch sees it.
-func seen(t *testing.T, dir, name string, what fsnotify.Op) <-chan struct{} {
+func seen(t *testing.T, dir, name string, what dirwatch.Op) <-chan struct{} {
 	t.Helper()
-	watcher, err := fsnotify.NewWatcher()
+	watcher, err := dirwatch.Start()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +66,7 @@ func TestPluginKinds(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			created, removed := seen(t, first.dir, "kubelet.sock", fsnotify.Create), seen(t, first.dir, p.Endpoint, fsnotify.Remove)
+			created, removed := seen(t, first.dir, "kubelet.sock", dirwatch.Create), seen(t, first.dir, p.Endpoint, dirwatch.Remove)
 			first.stop()
 			record, _ := first.memory.last()
 			second := start(t, at(first.dir), known(record))
@@ -106,7 +106,7 @@ func TestDirectoryIsWiped(t *testing.T) {
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
 	f.eventually("the plugin serves", f.servesNumber(1))
 	f.eventually("registration is served", func() bool { return f.Check() == nil })
-	created := seen(t, f.dir, "kubelet.sock", fsnotify.Create)
+	created := seen(t, f.dir, "kubelet.sock", dirwatch.Create)
 	entries, err := os.ReadDir(f.dir)
 	if err != nil {
 		t.Fatal(err)

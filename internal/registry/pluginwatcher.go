@@ -13,10 +13,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
+	"github.com/devmgrd/devmgrd/internal/loops/dirwatch"
 	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
 
@@ -70,7 +70,7 @@ func (w *pluginWatcher) Run(ctx context.Context) {
 
 // watchOnce follows the directory until the watch fails or the directory is removed.
 func (w *pluginWatcher) watchOnce(ctx context.Context) error {
-	watcher, err := fsnotify.NewWatcher()
+	watcher, err := dirwatch.Start()
 	if err != nil {
 		return err
 	}
@@ -90,23 +90,29 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 	defer watched.Close()
 	// Events come in bursts and do not identify the file, so each burst leads to a scan.
 	soon := time.After(time.Until(w.rested))
+	scan := func(pause time.Duration) {
+		if soon == nil {
+			soon = time.After(max(pause, time.Until(w.rested)))
+		}
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case err := <-watcher.Errors:
-			return err
+			if !errors.Is(err, dirwatch.ErrOverflow) {
+				return err
+			}
+			scan(lull)
 		case event := <-watcher.Events:
 			_, inside := below(w.dir, event.Name)
 			ours := inside || event.Name == w.dir || event.Name == above
-			if soon == nil && ours && event.Has(fsnotify.Create|fsnotify.Remove|fsnotify.Rename) {
-				soon = time.After(max(lull, time.Until(w.rested)))
+			if ours && event.Has(dirwatch.Create|dirwatch.Remove|dirwatch.Rename) {
+				scan(lull)
 			}
 		case <-w.of.recall:
 			w.again = true
-			if soon == nil {
-				soon = time.After(time.Until(w.rested))
-			}
+			scan(0)
 		case <-soon:
 			soon = nil
 			if !watched.Current() {

@@ -526,6 +526,32 @@ func TestWatcher_Subdirectories(t *testing.T) {
 	f.eventually("a directory that is renamed is seen", func() bool { return hidden.Calls(plugintest.GetInfo) > 0 })
 }
 
+// A plugin may move its directory and remove it at once.
+func TestWatcher_DirectoriesMovedAndRemoved_WatchGoesOn(t *testing.T) {
+	t.Parallel()
+	f := eager(t)
+	for round := range 3 {
+		dirs := make([]string, 100)
+		for i := range dirs {
+			dirs[i] = filepath.Join(f.watched, fmt.Sprint(round, "-", i))
+			if err := os.Mkdir(dirs[i], 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		announcedAt(f, fmt.Sprint(round, ".sock"), plugintest.Devices(round+1)...)
+		f.eventually("the plugin serves, and the directories are watched", f.servesNumber(round+1))
+		for _, dir := range dirs {
+			moved := dir + ".moved"
+			if err := errors.Join(os.Rename(dir, moved), os.Remove(moved)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if n := f.logs.count("plugin directory watch failed"); n > 0 {
+		t.Errorf("the watch failed %d times", n)
+	}
+}
+
 // As the socket directory is.
 func TestWatcherDirectoryRemoved(t *testing.T) {
 	t.Parallel()

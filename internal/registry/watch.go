@@ -9,9 +9,8 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
-
 	"github.com/devmgrd/devmgrd/internal/loops"
+	"github.com/devmgrd/devmgrd/internal/loops/dirwatch"
 	"github.com/devmgrd/devmgrd/internal/socket"
 	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
@@ -65,7 +64,7 @@ var errRemoved = errors.New("the directory was removed")
 
 // watchOnce follows the directory until the watch fails or the directory is removed.
 func (d *directory) watchOnce(ctx context.Context) error {
-	watcher, err := fsnotify.NewWatcher()
+	watcher, err := dirwatch.Start()
 	if err != nil {
 		return err
 	}
@@ -123,9 +122,9 @@ func (d *directory) watchOnce(ctx context.Context) error {
 			return err // events may have been lost
 		case event := <-watcher.Events:
 			switch name := filepath.Base(event.Name); {
-			case event.Name == d.sockets && event.Has(fsnotify.Remove|fsnotify.Rename):
+			case event.Name == d.sockets && event.Has(dirwatch.Remove|dirwatch.Rename):
 				return errRemoved
-			case name == socketName && event.Has(fsnotify.Create|fsnotify.Remove|fsnotify.Rename):
+			case name == socketName && event.Has(dirwatch.Create|dirwatch.Remove|dirwatch.Rename):
 				// The kernel does not report the directory's removal while a socket bound in it is open, as devmgrd's is.
 				if !watched.Current() {
 					return errRemoved
@@ -133,7 +132,7 @@ func (d *directory) watchOnce(ctx context.Context) error {
 				if err := keep(); err != nil {
 					return err // removed since we looked
 				}
-			case event.Has(fsnotify.Create):
+			case event.Has(dirwatch.Create):
 				d.registry.nudge(event.Name)
 				sweep()
 			}

@@ -12,8 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/fsnotify/fsnotify"
-
+	"github.com/devmgrd/devmgrd/internal/loops/dirwatch"
 	"github.com/devmgrd/devmgrd/internal/socket"
 	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
@@ -318,7 +317,7 @@ func TestListenPathFrom_WatchedDirectory_SeesNoDraft(t *testing.T) {
 }
 
 func seesNoDraft(t *testing.T, staging, watched string) {
-	watcher, err := fsnotify.NewWatcher()
+	watcher, err := dirwatch.Start()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -350,7 +349,7 @@ func seesNoDraft(t *testing.T, staging, watched string) {
 		if e.Name == end {
 			break
 		}
-		created = created || e.Has(fsnotify.Create)
+		created = created || e.Has(dirwatch.Create)
 		if e.Name != path {
 			t.Errorf("seen in the directory: %s", e)
 		}

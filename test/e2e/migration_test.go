@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +20,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
+	"github.com/devmgrd/devmgrd/internal/loops/dirwatch"
 	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/cluster/images/report"
 	"github.com/devmgrd/devmgrd/test/node"
@@ -368,13 +368,13 @@ func (r *harness) withoutDevmgrd() {
 // that they were given.
 func (r *harness) registersAgain(p *plugintest.Plugin) {
 	r.t.Helper()
-	w, err := fsnotify.NewWatcher()
+	w, err := dirwatch.Start()
 	r.must(err)
 	r.must(w.Add(kubeletDir))
 	r.t.Cleanup(func() { w.Close() })
 	go func() { // ends with the watcher
 		for e := range w.Events {
-			if e.Has(fsnotify.Create) && filepath.Base(e.Name) == "kubelet.sock" {
+			if e.Has(dirwatch.Create) && filepath.Base(e.Name) == "kubelet.sock" {
 				p.Kill()
 				p.Serve()
 				if err := p.Register(); err != nil {

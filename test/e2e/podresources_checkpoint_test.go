@@ -16,10 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
+	"github.com/devmgrd/devmgrd/internal/loops/dirwatch"
 	"github.com/devmgrd/devmgrd/test/cluster/images/report"
 	"github.com/devmgrd/devmgrd/test/node"
 	"github.com/devmgrd/devmgrd/test/plugintest"
@@ -94,7 +94,7 @@ func TestPodResources_CheckpointMirror_IsNeverHalfWritten(t *testing.T) {
 			}
 		}
 	})
-	w, err := fsnotify.NewWatcher()
+	w, err := dirwatch.Start()
 	r.must(err)
 	r.must(w.Add(node.SocketDir))
 	replaced := 0
@@ -102,9 +102,9 @@ func TestPodResources_CheckpointMirror_IsNeverHalfWritten(t *testing.T) {
 		for e := range w.Events {
 			switch {
 			case e.Name != path:
-			case e.Has(fsnotify.Create):
+			case e.Has(dirwatch.Create):
 				replaced++
-			case e.Has(fsnotify.Write):
+			case e.Has(dirwatch.Write):
 				t.Errorf("the file was written in place: %v", e)
 			}
 		}

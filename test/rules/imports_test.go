@@ -43,6 +43,7 @@ var wiring = []string{"internal/cli", "internal/daemon", "packaging/man"}
 // libraries belong to the packages named, which do not show their types to others.
 var libraries = map[string][]string{
 	"go.etcd.io/bbolt":                             {"internal/store"},
+	"github.com/fsnotify/fsnotify":                 {"internal/loops/dirwatch"},
 	"tags.cncf.io/container-device-interface":      {"internal/cdi", "internal/nri"},
 	"github.com/containerd/nri":                    {"internal/nri"},
 	"github.com/containerd/ttrpc":                  {"internal/nri"},

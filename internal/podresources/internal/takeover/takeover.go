@@ -11,10 +11,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"golang.org/x/time/rate"
 
 	"github.com/devmgrd/devmgrd/internal/loops"
+	"github.com/devmgrd/devmgrd/internal/loops/dirwatch"
 	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
 
@@ -26,7 +26,7 @@ type Takeover struct {
 
 	log      *slog.Logger
 	listener *listener
-	watcher  func() (*fsnotify.Watcher, error)
+	watcher  func() (*dirwatch.Watcher, error)
 	files    files
 
 	// Run owns these fields, and before it Listen.
@@ -58,7 +58,7 @@ func New(path string, log *slog.Logger) *Takeover {
 		theirs:   Aside(path),
 		log:      log,
 		listener: &listener{addr: path},
-		watcher:  fsnotify.NewWatcher,
+		watcher:  dirwatch.Start,
 		files:    newFiles(filepath.Clean(dir)),
 		mode:     socketMode,
 		faults:   loops.Seldom(), strays: loops.Seldom(), takings: loops.Seldom(),
@@ -157,9 +157,9 @@ func (t *Takeover) watchOnce(ctx context.Context) error {
 			return err // events may have been lost
 		case event := <-watcher.Events:
 			switch {
-			case event.Name == t.dir && event.Has(fsnotify.Remove|fsnotify.Rename):
+			case event.Name == t.dir && event.Has(dirwatch.Remove|dirwatch.Rename):
 				return errGone
-			case event.Name != t.path && event.Name != t.hidden, !event.Has(fsnotify.Create | fsnotify.Remove | fsnotify.Rename):
+			case event.Name != t.path && event.Name != t.hidden, !event.Has(dirwatch.Create | dirwatch.Remove | dirwatch.Rename):
 				continue
 			}
 			t.pace.wait(ctx)

@@ -20,9 +20,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 
+	"github.com/devmgrd/devmgrd/internal/loops/dirwatch"
 	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
@@ -197,7 +197,7 @@ func (s *stage) stopKubelet() {
 func (s *stage) make() *Takeover {
 	t := New(s.path, slog.New(slog.NewTextHandler(s.log, nil)))
 	if s.blind {
-		t.watcher = func() (*fsnotify.Watcher, error) { return nil, errors.New("no watch to be had") }
+		t.watcher = func() (*dirwatch.Watcher, error) { return nil, errors.New("no watch to be had") }
 	}
 	if s.bare {
 		t.files.exchange = func(string, string) error { return unix.EINVAL }
