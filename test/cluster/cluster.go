@@ -112,7 +112,7 @@ func Start(ctx context.Context, tools Tools, o Options) (*Cluster, error) {
 	}
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, 5*time.Minute)
+		ctx, cancel = context.WithTimeout(ctx, 15*time.Minute) // a slow machine has taken more than 5
 		defer cancel()
 	}
 

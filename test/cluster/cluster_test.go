@@ -167,7 +167,7 @@ func start(t *testing.T, o cluster.Options) *cluster.Cluster {
 
 // deadline is a context for what has to come, on a machine that does many things at once.
 func deadline(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -168,7 +168,7 @@ func ready(r cluster.Run) bool {
 // runOf waits for a living run.
 func runOf(t *testing.T, wanted func(cluster.Run) bool) cluster.Run {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute) // a busy machine has taken two for a cluster
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute) // as a cluster may
 	defer cancel()
 	var found cluster.Run
 	err := wait.PollUntilContextCancel(ctx, 2*time.Millisecond, true, func(context.Context) (bool, error) {
