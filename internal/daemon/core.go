@@ -9,7 +9,6 @@ import (
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/history"
-	"github.com/devmgrd/devmgrd/internal/hostchecks"
 	"github.com/devmgrd/devmgrd/internal/nri"
 	"github.com/devmgrd/devmgrd/internal/reclaim"
 	"github.com/devmgrd/devmgrd/internal/registry"
@@ -21,7 +20,6 @@ import (
 // health command.
 func (d *daemon) addCore() error {
 	c := d.config
-	d.hostChecks = hostchecks.New(d.log)
 	d.plugins = registry.New(registry.Config{
 		SocketDir:          c.Plugins.SocketDir,
 		RegistryDir:        c.Plugins.RegistryDir,
@@ -41,7 +39,6 @@ func (d *daemon) addCore() error {
 		RejectDuplicates:   c.Plugins.OnDuplicate == config.Reject,
 		Listener:           socketFromSystemd(c.Plugins.SocketDir, d.logFor("registry")),
 		Known:              d.known.Plugins,
-		HostChecks:         d.hostChecks,
 		Store:              d.stateFile,
 		Log:                d.logFor("registry"),
 		Metrics:            d.metrics,
@@ -49,7 +46,7 @@ func (d *daemon) addCore() error {
 	d.present = nri.NewPresence()
 	d.kubelet = newKubelet(c, d.logFor("kubelet"))
 	journal := history.NewJournal(d.historyFile, d.logFor("history"))
-	d.gate = reclaimGate(c.Release, pluginOf(d.plugins.Registrations), d.present, d.hostChecks, d.logFor("release"), d.metrics)
+	d.gate = reclaimGate(c.Release, pluginOf(d.plugins.Registrations), d.present, d.logFor("release"), d.metrics)
 	var kubelets func() *device.Kubelets
 	if d.kubelet != nil {
 		kubelets = d.kubelet.assigned

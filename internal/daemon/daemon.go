@@ -12,7 +12,6 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/dra"
 	"github.com/devmgrd/devmgrd/internal/history"
-	"github.com/devmgrd/devmgrd/internal/hostchecks"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
 	"github.com/devmgrd/devmgrd/internal/nri"
@@ -44,13 +43,12 @@ type daemon struct {
 	api         kube.Client // nil: kubernetes.mode is none
 
 	// addCore
-	hostChecks *hostchecks.Checks
-	present    *nri.Presence
-	plugins    *registry.Registry
-	gate       *reclaim.Gate
-	devices    *allocator.Allocator
-	recorder   *history.Recorder
-	kubelet    *kubelet // nil: devmgrd serves in the kubelet's directory
+	present  *nri.Presence
+	plugins  *registry.Registry
+	gate     *reclaim.Gate
+	devices  *allocator.Allocator
+	recorder *history.Recorder
+	kubelet  *kubelet // nil: devmgrd serves in the kubelet's directory
 
 	// addCluster; nil: kubernetes.mode is none
 	offered       *dra.Offering

@@ -52,7 +52,7 @@ func pluginsDir(c config.Config) string {
 func (d *daemon) addClaims(api kube.Client, seen *dra.Slices) {
 	c, log := d.config, d.logFor("dra")
 	files := cdi.New(cdi.Config{
-		Dir: c.DRA.CDIDir, Boot: d.bootID, Allocator: d.devices, Grants: nri.NewGrants(d.rules, d.hostChecks.For), Log: log,
+		Dir: c.DRA.CDIDir, Boot: d.bootID, Allocator: d.devices, Grants: nri.NewGrants(d.rules, log), Log: log,
 		Runtime: func(ctx context.Context, pid int32) (cri.CDI, bool, error) { return cri.AskCDI(ctx, cri.Sockets, pid) },
 	})
 	publisher := dra.New(dra.PublisherConfig{

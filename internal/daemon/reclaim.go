@@ -11,7 +11,6 @@ import (
 
 	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/hostchecks"
 	"github.com/devmgrd/devmgrd/internal/nri"
 	"github.com/devmgrd/devmgrd/internal/reclaim"
 	"github.com/devmgrd/devmgrd/internal/reclaim/openers"
@@ -20,7 +19,7 @@ import (
 )
 
 // reclaimGate returns what proves that the devices of ended pods are free.
-func reclaimGate(c config.Release, plugin func(device.ResourceName) units.Plugin, runtime *nri.Presence, host *hostchecks.Checks, log *slog.Logger, metrics prometheus.Registerer) *reclaim.Gate {
+func reclaimGate(c config.Release, plugin func(device.ResourceName) units.Plugin, runtime *nri.Presence, log *slog.Logger, metrics prometheus.Registerer) *reclaim.Gate {
 	return reclaim.New(reclaim.Config{
 		Openers:     func(r device.ResourceName) bool { return c.Level(string(r)) == config.Openers },
 		Command:     func(r device.ResourceName) []string { return c.Argv(string(r)) },
@@ -29,7 +28,7 @@ func reclaimGate(c config.Release, plugin func(device.ResourceName) units.Plugin
 		Ignore:      c.Ignore,
 		SharedNodes: c.SharedNodes,
 		Finder:      openers.Client{Path: c.Socket},
-		Nodes:       nri.NewHostNodes(host),
+		Nodes:       nri.NewHostNodes(log),
 		SeesRuntime: runtime.SeesRuntime,
 		Networks:    runtime.Networks,
 

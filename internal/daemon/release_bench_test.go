@@ -19,7 +19,6 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/hostchecks"
 	"github.com/devmgrd/devmgrd/internal/nri"
 	"github.com/devmgrd/devmgrd/internal/reclaim"
 	"github.com/devmgrd/devmgrd/internal/reclaim/openers"
@@ -42,7 +41,7 @@ func releasing(b *testing.B, level string, devices int) (*allocatortest.Allocato
 	served := make(chan error, 2)
 	go func() { served <- openers.Serve(ctx, l, 0, log) }()
 	c := config.Release{Check: map[string]string{"*": level}, Socket: filepath.Join(dir, "openers.sock"), Timeout: time.Minute}
-	gate := reclaimGate(c, nil, nil, hostchecks.New(log), log, prometheus.NewRegistry())
+	gate := reclaimGate(c, nil, nil, log, prometheus.NewRegistry())
 	count := &counting{Client: openers.Client{Path: c.Socket}}
 	gate.Finder, gate.SeesRuntime = count, func() bool { return true }
 	go func() { served <- gate.Run(ctx, reclaim.Neighbours{}) }()

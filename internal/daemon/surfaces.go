@@ -19,7 +19,7 @@ func (d *daemon) addSurfaces() error {
 	c := d.config
 	hook := nri.Config{
 		Socket: c.NRI.Socket, Index: c.NRI.Index, MaxWait: c.NRI.MaxWait, Allocator: d.devices, Runtime: d.devices, Notifier: d.notifier,
-		Redirect: redirect(c.Plugins), Dirs: d.plugins, Rules: d.rules, Presence: d.present, HostChecks: d.hostChecks, Log: d.logFor("nri"), Metrics: d.metrics,
+		Redirect: redirect(c.Plugins), Dirs: d.plugins, Rules: d.rules, Presence: d.present, Log: d.logFor("nri"), Metrics: d.metrics,
 	}
 	queries := podresources.Config{
 		Socket: c.PodResources.Socket, KubeletSocket: c.PodResources.KubeletSocket, Takeover: c.PodResources.Takeover,

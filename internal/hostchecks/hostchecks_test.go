@@ -38,6 +38,16 @@ func hang(t *testing.T, c *Checks, sources int) (begun int) {
 	return begun
 }
 
+// wantNothingLeft fails if a check is under way or in line.
+func wantNothingLeft(t *testing.T, c *Checks) {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.underway > 0 || len(c.checks) > 0 || len(c.owners) > 0 {
+		t.Errorf("%d checks of %d owners are left, %d under way", len(c.checks), len(c.owners), c.underway)
+	}
+}
+
 func nothing() (int, error) { return 0, nil }
 
 func TestDo_SameSource_IsShared(t *testing.T) {
@@ -70,12 +80,10 @@ func TestDo_Panic_IsAnError(t *testing.T) {
 	if _, err := Do(t.Context(), c, "device", "/x", func() (int, error) { panic("oh") }); err == nil || !strings.Contains(err.Error(), "internal error: oh") {
 		t.Errorf("%v, want the panic", err)
 	}
-	if len(c.underway) > 0 {
-		t.Error("the check is under way still")
-	}
+	wantNothingLeft(t, c)
 }
 
-// An answer that comes too late for a hook each time serves the next hook, and no one else.
+// An answer that comes too late for a hook each time serves the next hook.
 func TestForHook_SourceIsSlowEachTime_NextHookHasTheAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newChecks()
@@ -87,10 +95,6 @@ func TestForHook_SourceIsSlowEachTime_NextHookHasTheAnswer(t *testing.T) {
 		}
 		if try(c.ForHook("ns")) == nil {
 			t.Error("it has answered early")
-		}
-		time.Sleep(10 * time.Second)
-		if try(c.For("release")) == nil {
-			t.Error("another caller has the answer")
 		}
 		time.Sleep(10 * time.Second)
 		if err := try(c.ForHook("ns")); err != nil {
@@ -107,7 +111,7 @@ func TestForHook_SourceIsSlowEachTime_NextHookHasTheAnswer(t *testing.T) {
 	})
 }
 
-// A hook does not wait for a source that is known to hang. Another caller does.
+// A hook does not wait for a source that is known to hang.
 func TestForHook_SourceIsKnownToHang_DoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newChecks()
@@ -124,10 +128,7 @@ func TestForHook_SourceIsKnownToHang_DoesNotWait(t *testing.T) {
 				t.Errorf("attempt %d took %v: %v", i, took, err)
 			}
 		}
-		time.AfterFunc(time.Minute, func() { close(answer) })
-		if took, err := ask(c.For("ns"), time.Hour); took != time.Minute || err != nil {
-			t.Errorf("one that can wait waited for %v: %v", took, err)
-		}
+		close(answer)
 	})
 }
 
@@ -149,26 +150,80 @@ func TestChecks_ManyOwnersHang_OthersAreMade(t *testing.T) {
 		hang(t, c.ForHook(fmt.Sprint("ns", i)), 1)
 	}
 	_, err := Do(t.Context(), c.ForHook("ns"), "device", "/dev/null", nothing)
-	if err == nil || !strings.Contains(err.Error(), "device /dev/null cannot be checked: 256 other sources") || !errors.Is(err, context.DeadlineExceeded) {
+	if err == nil || !strings.Contains(err.Error(), "device /dev/null cannot be checked: 128 other sources") || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v, want that there are too many", err)
 	}
 }
 
-// More checks are made for an owner than it may have at once: each waits for its turn.
-func TestFor_OwnerHasTooMany_Waits(t *testing.T) {
+// More checks are made for an owner than it may have at once: each waits for its turn, and those of another owner do not.
+func TestFor_OwnerHasTooMany_WaitInLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, ended := newChecks().For("release"), make(chan error)
+		all := newChecks()
+		c, ended := all.For("a.com/x"), make(chan error)
 		for i := range 3 * maxChecks {
 			go func() {
 				_, err := Do(t.Context(), c, "device", fmt.Sprint(i), func() (int, error) { time.Sleep(time.Second); return 0, nil })
 				ended <- err
 			}()
 		}
+		synctest.Wait()
+		short, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		if _, err := Do(short, all.For("b.com/y"), "device", "/dev/null", nothing); err != nil {
+			t.Error(err)
+		}
+		_, err := Do(short, c, "device", "/dev/null", nothing)
+		if err == nil || !strings.Contains(err.Error(), "7 other sources on the host do not answer") || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v, want that it was in line", err)
+		}
 		for range 3 * maxChecks {
 			if err := <-ended; err != nil {
 				t.Error(err)
 			}
 		}
+		wantNothingLeft(t, all)
+	})
+}
+
+// An answer of one type does not serve a caller that wants another one, and what is opened for one caller in line serves the next one.
+func TestDo_SameWordsForAnotherAnswer_AreAnotherQuestion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newChecks()
+		go Do(t.Context(), c, "device", "/x", func() (int, error) { time.Sleep(time.Second); return 1, nil })
+		synctest.Wait()
+		if got, err := Do(t.Context(), c, "device", "/x", func() (string, error) { return "a", nil }); got != "a" || err != nil {
+			t.Errorf("%q, %v", got, err)
+		}
+		time.Sleep(time.Second)
+	})
+}
+
+// A caller that waits for another one's turn gets its own when that one leaves the line.
+func TestOpen_OtherCallerLeavesTheLine_NextOneTakesItsPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newChecks().For("a.com/x")
+		for i := range maxChecks / ownShare {
+			go Do(t.Context(), c, "device", fmt.Sprint(i), func() (int, error) { time.Sleep(time.Hour); return 0, nil })
+		}
+		synctest.Wait()
+		var closed atomic.Int32
+		open := func(ctx context.Context) error {
+			_, err := Open(ctx, c, "socket", "/x", func() (opened, error) { return opened{&closed}, nil })
+			return err
+		}
+		short, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		first, second := make(chan error, 1), make(chan error, 1)
+		go func() { first <- open(short) }()
+		synctest.Wait()
+		go func() { second <- open(t.Context()) }()
+		if err := <-first; !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		if err := <-second; err != nil || closed.Load() > 0 {
+			t.Errorf("%v, closed %d times", err, closed.Load())
+		}
+		time.Sleep(2 * time.Hour) // the others end
 	})
 }
 

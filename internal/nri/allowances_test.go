@@ -18,7 +18,7 @@ func hang(t *testing.T, p *plugin, namespace, what, source string) {
 	cancel()
 	block := make(chan struct{})
 	t.Cleanup(func() { close(block) })
-	_, err := checkHost(over, p.HostChecks.ForHook(namespace), what, source, func() (int, error) { <-block; return 0, nil })
+	_, err := checkHost(over, p.hostChecks.ForHook(namespace), what, source, func() (int, error) { <-block; return 0, nil })
 	if !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}

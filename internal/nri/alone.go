@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -22,9 +23,9 @@ type Grants struct {
 	checks func(namespace string) *hostchecks.Checks
 }
 
-// NewGrants returns Grants, which check the host in the name of each pod's namespace.
-func NewGrants(rules Rules, checks func(namespace string) *hostchecks.Checks) *Grants {
-	return &Grants{rules, checks}
+// NewGrants returns Grants.
+func NewGrants(rules Rules, log *slog.Logger) *Grants {
+	return &Grants{rules, hostchecks.New(log).For}
 }
 
 // runtimePaths are where runtimes and the kubelet mount something in each container.

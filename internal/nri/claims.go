@@ -192,7 +192,7 @@ func (p *plugin) lacks(ctx context.Context, namespace string, ctr *api.Container
 			continue
 		}
 		if !p.features.Load().showsCDI {
-			add, err := checkHost(ctx, p.HostChecks.ForHook(namespace), "CDI specifications of", name, func() (edits, error) { return cdiEdits(cdiDirs, []string{name}), nil })
+			add, err := checkHost(ctx, p.hostChecks.ForHook(namespace), "CDI specifications of", name, func() (edits, error) { return cdiEdits(cdiDirs, []string{name}), nil })
 			if err == nil && view.has(add) {
 				continue
 			}

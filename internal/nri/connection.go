@@ -25,22 +25,21 @@ import (
 
 // Config is what New needs. Optional: Pods, Redirect, Rules, Claims, Kubelets.
 type Config struct {
-	Socket     string        // where the runtime listens
-	Index      string        // two digits: devmgrd's order among the NRI plugins
-	MaxWait    time.Duration // how long a hook waits for an allocation in flight
-	Allocator  Allocator
-	Runtime    Runtime
-	Pods       Pods // nil: there is no API server, and every pod says itself what it asks for
-	Notifier   Notifier
-	Redirect   *Redirect // nil: off
-	Dirs       Directories
-	Rules      Rules      // nil: a plugin may grant anything
-	Claims     ClaimFiles // nil: no claims are served
-	Kubelets   Kubelets   // nil: no kubelet has assigned devices before devmgrd
-	Presence   *Presence  // kept up to date
-	HostChecks *hostchecks.Checks
-	Log        *slog.Logger
-	Metrics    prometheus.Registerer
+	Socket    string        // where the runtime listens
+	Index     string        // two digits: devmgrd's order among the NRI plugins
+	MaxWait   time.Duration // how long a hook waits for an allocation in flight
+	Allocator Allocator
+	Runtime   Runtime
+	Pods      Pods // nil: there is no API server, and every pod says itself what it asks for
+	Notifier  Notifier
+	Redirect  *Redirect // nil: off
+	Dirs      Directories
+	Rules     Rules      // nil: a plugin may grant anything
+	Claims    ClaimFiles // nil: no claims are served
+	Kubelets  Kubelets   // nil: no kubelet has assigned devices before devmgrd
+	Presence  *Presence  // kept up to date
+	Log       *slog.Logger
+	Metrics   prometheus.Registerer
 }
 
 // Kubelets returns what the kubelet's device manager has assigned, as it remembers it.
@@ -54,6 +53,7 @@ type Connection struct {
 	features      atomic.Pointer[features] // of the runtime; nil: it has not connected yet
 	first         sync.Once
 	synced        chan struct{} // closed when the runtime has listed all containers for the first time
+	hostChecks    *hostchecks.Checks
 	allowances    allowances
 	grants        *Grants
 	hooks         hooks
@@ -78,13 +78,14 @@ const (
 func New(c Config) *Connection {
 	for name, missing := range map[string]bool{
 		"Socket": c.Socket == "", "Index": c.Index == "", "Allocator": c.Allocator == nil, "Runtime": c.Runtime == nil,
-		"Notifier": c.Notifier == nil, "HostChecks": c.HostChecks == nil, "Dirs": c.Dirs == nil, "Presence": c.Presence == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
+		"Notifier": c.Notifier == nil, "Dirs": c.Dirs == nil, "Presence": c.Presence == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
 	} {
 		if missing {
 			panic("nri.New: Config." + name + " is missing")
 		}
 	}
-	n := &Connection{Config: c, synced: make(chan struct{}), grants: NewGrants(c.Rules, c.HostChecks.ForHook), limit: startLimit, listLimit: listLimit}
+	host := hostchecks.New(c.Log)
+	n := &Connection{Config: c, synced: make(chan struct{}), hostChecks: host, grants: &Grants{c.Rules, host.ForHook}, limit: startLimit, listLimit: listLimit}
 	n.metrics = newMetrics(c.Metrics, n.connected.Load, n.notRedirected.count)
 	return n
 }

@@ -81,7 +81,7 @@ func connectWith(t *testing.T, socket string, change func(*Connection)) *listene
 	t.Helper()
 	l := &listener{lists: make(chan []device.Running, 16)}
 	l.harness.set(device.Readiness{State: device.NoDevices})
-	n := New(Config{Socket: socket, Index: "05", MaxWait: time.Second, Allocator: l, Runtime: l, Pods: l, Notifier: l, Dirs: &harness{}, Presence: &Presence{}, HostChecks: newChecks(),
+	n := New(Config{Socket: socket, Index: "05", MaxWait: time.Second, Allocator: l, Runtime: l, Pods: l, Notifier: l, Dirs: &harness{}, Presence: &Presence{},
 		Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
 	change(n)
 	l.connection = n

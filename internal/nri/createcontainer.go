@@ -157,7 +157,7 @@ func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id de
 	if err != nil {
 		return err
 	}
-	conflicts, err := adjust(ctx, p.HostChecks.ForHook(id.Namespace), may, own, st, ctr, *p.features.Load())
+	conflicts, err := adjust(ctx, p.hostChecks.ForHook(id.Namespace), may, own, st, ctr, *p.features.Load())
 	if err != nil {
 		return err
 	}

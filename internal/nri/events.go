@@ -136,7 +136,7 @@ func (p *plugin) stopped(ctx context.Context, event string, pod *api.PodSandbox,
 		ctx, cancel := context.WithTimeout(ctx, min(budget(ctx), p.allowances.left(namespace)))
 		defer cancel()
 		began := time.Now()
-		c.Lacks, _ = checkHost(ctx, p.HostChecks.ForHook(namespace), "files of CDI devices", strings.Join(names, ", "), func() (string, error) { return cdiLacks(cdiDirs, names), nil })
+		c.Lacks, _ = checkHost(ctx, p.hostChecks.ForHook(namespace), "files of CDI devices", strings.Join(names, ", "), func() (string, error) { return cdiLacks(cdiDirs, names), nil })
 		if ctx.Err() != nil {
 			p.allowances.spend(namespace, time.Since(began))
 		}

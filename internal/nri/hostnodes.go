@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"log/slog"
 	"path/filepath"
 	"strings"
 
@@ -16,12 +17,12 @@ import (
 type HostNodes struct{ checks *hostchecks.Checks }
 
 // NewHostNodes returns a HostNodes.
-func NewHostNodes(checks *hostchecks.Checks) *HostNodes { return &HostNodes{checks} }
+func NewHostNodes(log *slog.Logger) *HostNodes { return &HostNodes{hostchecks.New(log)} }
 
 // Of returns the device nodes of a resource's grant that exist now, without those that a CDI specification has for all of its devices. It fails if
 // the host's file system does not answer before ctx ends, and if no specification has a CDI device.
 func (h *HostNodes) Of(ctx context.Context, r device.ResourceName, g device.Grant) (all []device.HostNode, err error) {
-	host := h.checks.For("release of " + string(r))
+	host := h.checks.For(string(r))
 	add := func(path string) error {
 		found, err := checkHost(ctx, host, "device", path, func() (hostDevices, error) { return hostDevicesAt(path) })
 		if errors.Is(err, fs.ErrNotExist) {

@@ -162,7 +162,7 @@ func newPlugin(t testing.TB) (*plugin, *harness) {
 	w := &harness{fetch: func(context.Context) error { return errors.New("the API server is away") }}
 	p := &plugin{ifConnected: func(report func()) { report() }, Connection: New(Config{
 		Socket: "unused", Index: "00", Allocator: w, Runtime: w, Pods: w, Notifier: w, Redirect: &Redirect{From: "/k/device-plugins", To: "/d"}, Dirs: w,
-		MaxWait: 100 * time.Millisecond, Presence: NewPresence(), HostChecks: newChecks(), Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		MaxWait: 100 * time.Millisecond, Presence: NewPresence(), Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})}
 	if _, err := p.Configure(context.Background(), "", "containerd", "v2.4.2"); err != nil {
 		t.Fatal(err)

@@ -49,6 +49,8 @@ func (g *Gate) command(ctx context.Context, d device.Departure, r device.Resourc
 
 // named returns the names of a pod's devices of a resource, and the paths of their nodes.
 func (g *Gate) named(ctx context.Context, d device.Departure, r device.ResourceName) (names, nodes []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, nodesLimit)
+	defer cancel()
 	var ids []device.ID
 	found := map[string]bool{}
 	for _, s := range device.Shares(d.Assignments) {

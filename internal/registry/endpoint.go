@@ -185,7 +185,12 @@ func (e *socketError) Error() string { return e.path + " " + e.fault }
 // of these must not have a link on the way, since in the plugin's container the link may lead elsewhere.
 func (loc *location) spell(ctx context.Context, host *hostchecks.Checks, path string) (string, error) {
 	if !loc.contains(path) {
-		return hostchecks.Do(ctx, host.For(loc.sockets), "canonical path of", path, func() (string, error) { return loc.spellOutside(path) })
+		parent := filepath.Dir(path)
+		real, err := hostchecks.Do(ctx, host.For(loc.sockets), "directory", parent, func() (string, error) { return realPath(parent) })
+		if err != nil {
+			return "", err
+		}
+		return loc.spellOutside(path, filepath.Join(real, filepath.Base(path)))
 	}
 	dir, rest := loc.split(path)
 	if filepath.Dir(rest) == "." {
@@ -206,13 +211,8 @@ func (loc *location) spell(ctx context.Context, host *hostchecks.Checks, path st
 	return path, parent.Close()
 }
 
-// spellOutside is spell for a path that does not begin with one of devmgrd's directories.
-func (loc *location) spellOutside(path string) (string, error) {
-	parent, err := realPath(filepath.Dir(path))
-	if err != nil {
-		return "", err
-	}
-	plain := filepath.Join(parent, filepath.Base(path))
+// spellOutside is spell for a path that does not begin with one of devmgrd's directories, with the path without links on the way.
+func (loc *location) spellOutside(path, plain string) (string, error) {
 	for _, dir := range []string{loc.sockets, loc.registry} {
 		real, err := realPath(dir)
 		if err != nil {

@@ -14,7 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/hostchecks"
 	"github.com/devmgrd/devmgrd/internal/registry"
 	"github.com/devmgrd/devmgrd/test/plugintest"
 )
@@ -50,7 +49,6 @@ func prepare(t testing.TB, change ...func(*registry.Config)) *harness {
 		Store: f.memory, Metrics: f.metrics,
 		Log: slog.New(slog.NewTextHandler(f.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
-	cfg.HostChecks = hostchecks.New(cfg.Log)
 	for _, c := range change {
 		c(&cfg)
 	}

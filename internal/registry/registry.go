@@ -47,10 +47,9 @@ type Config struct {
 	RejectDuplicates bool                  // refuse a second plugin while the first one serves; else the newest that has listed its devices wins
 	Known            []device.PluginRecord // the store's records: dialled at the start, Stale or Lost until they serve
 
-	HostChecks *hostchecks.Checks // of sockets outside the plugin directories
-	Store      Store
-	Log        *slog.Logger
-	Metrics    prometheus.Registerer
+	Store   Store
+	Log     *slog.Logger
+	Metrics prometheus.Registerer
 }
 
 // Store keeps records over a restart. SavePlugin returns when the record is durable. One goroutine calls it, with changed records
@@ -95,7 +94,8 @@ type Registry struct {
 
 	work sync.WaitGroup // all goroutines that Run waits for
 
-	intakes *turns // of sessions with long messages
+	intakes    *turns             // of sessions with long messages
+	hostChecks *hostchecks.Checks // of plugins' sockets outside the plugin directories
 
 	making locks.Mutex[locks.PluginDirectory] // held while a plugin pod's directory is made; taken before mu
 
@@ -128,15 +128,16 @@ func New(cfg Config) *Registry {
 		}
 	}
 	r := &Registry{
-		cfg:       cfg,
-		log:       cfg.Log,
-		metrics:   newMetrics(cfg.Metrics),
-		pauses:    pauses{registerTimeout, lastPause, refusePause, growPause, firstCallPause, sweepPause, steadyTime, intakeTime},
-		changed:   make(chan struct{}, 1),
-		failed:    make(chan error, 1),
-		intakes:   newTurns(intakeTurns, 1),
-		own:       map[device.PodUID]*directory{},
-		resources: make(map[device.ResourceName]*resourceState, len(cfg.Known)),
+		cfg:        cfg,
+		log:        cfg.Log,
+		metrics:    newMetrics(cfg.Metrics),
+		pauses:     pauses{registerTimeout, lastPause, refusePause, growPause, firstCallPause, sweepPause, steadyTime, intakeTime},
+		changed:    make(chan struct{}, 1),
+		failed:     make(chan error, 1),
+		intakes:    newTurns(intakeTurns, 1),
+		hostChecks: hostchecks.New(cfg.Log),
+		own:        map[device.PodUID]*directory{},
+		resources:  make(map[device.ResourceName]*resourceState, len(cfg.Known)),
 	}
 	common := location{sockets: cfg.SocketDir, registry: cfg.RegistryDir, kubelet: cfg.KubeletDir, kubeletRegistry: cfg.KubeletRegistryDir}
 	if cfg.PluginsDir != "" {
@@ -202,7 +203,6 @@ func (c Config) mustBeComplete() {
 		"MaxDevices":       c.MaxDevices <= 0,
 		"MaxResources":     c.MaxResources <= 0,
 		"MaxTotalBytes":    c.MaxTotalBytes <= 0,
-		"HostChecks":       c.HostChecks == nil,
 		"Store":            c.Store == nil,
 		"Log":              c.Log == nil,
 		"Metrics":          c.Metrics == nil,

@@ -42,7 +42,7 @@ type session struct {
 
 // connect opens a session with the plugin at endpoint, in one try.
 func (r *Registry) connect(ctx context.Context, loc *location, endpoint string) (*session, error) {
-	raw, path, err := loc.dial(ctx, r.cfg.HostChecks, endpoint)
+	raw, path, err := loc.dial(ctx, r.hostChecks, endpoint)
 	if err != nil {
 		return nil, err
 	}

@@ -142,7 +142,7 @@ func (c *watchedSocket) take(ctx context.Context, plugin watcherapi.Registration
 	}
 	looking, cancel := context.WithTimeout(ctx, r.registerTimeout)
 	defer cancel()
-	endpoint, err := c.location.spell(looking, r.cfg.HostChecks, path)
+	endpoint, err := c.location.spell(looking, r.hostChecks, path)
 	if err != nil {
 		return nil, fmt.Errorf("the plugin's socket: %w", err)
 	}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/hostchecks"
 	"github.com/devmgrd/devmgrd/internal/registry"
 	"github.com/devmgrd/devmgrd/internal/store"
 	"github.com/devmgrd/devmgrd/test/plugintest"
@@ -54,7 +53,7 @@ func newRig(b *testing.B, devices int) *harness {
 	b.Cleanup(func() { os.RemoveAll(sockets) })
 	plugins := registry.New(registry.Config{
 		MaxTotalBytes: 256 << 20, SocketDir: sockets, GracePeriod: time.Minute, AllocateTimeout: 30 * time.Second, PreferredTimeout: 5 * time.Second, PreStartTimeout: 30 * time.Second,
-		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, HostChecks: hostchecks.New(log), Store: books, Log: log, Metrics: metrics,
+		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, Store: books, Log: log, Metrics: metrics,
 	})
 	ledger := allocator.New(allocator.Config{Registry: plugins, Plugins: plugins, Store: books, Notifier: noopNotifier{}, Log: log, Metrics: metrics})
 	ledger.RuntimeSynced(nil, nil)

@@ -29,7 +29,6 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/hostchecks"
 	"github.com/devmgrd/devmgrd/internal/registry"
 	"github.com/devmgrd/devmgrd/internal/store"
 	"github.com/devmgrd/devmgrd/test/plugintest"
@@ -360,7 +359,7 @@ func (p *Process) StartDevmgrd(m Machine, _ *none) error {
 	}
 	plugins := registry.New(registry.Config{
 		MaxTotalBytes: 256 << 20, SocketDir: m.Sockets, GracePeriod: time.Minute, AllocateTimeout: 30 * time.Second, PreferredTimeout: 5 * time.Second, PreStartTimeout: 30 * time.Second,
-		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, Known: known.Plugins, HostChecks: hostchecks.New(log), Store: books, Log: log, Metrics: metrics,
+		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, Known: known.Plugins, Store: books, Log: log, Metrics: metrics,
 	})
 	p.manager.node = &node{t, allocator.New(allocator.Config{Registry: plugins, Plugins: plugins, Store: books, Notifier: silent{}, Known: known.Pods, Log: log, Metrics: metrics})}
 	p.manager.plugins, p.manager.store = plugins, books

@@ -15,7 +15,6 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/hostchecks"
 	"github.com/devmgrd/devmgrd/internal/podresources"
 	"github.com/devmgrd/devmgrd/internal/registry"
 	"github.com/devmgrd/devmgrd/internal/store"
@@ -46,7 +45,7 @@ func newNode(t testing.TB, dir string, topology allocator.Topology) (n *node, so
 	sockets = t.TempDir()
 	plugins := registry.New(registry.Config{
 		MaxTotalBytes: 256 << 20, SocketDir: sockets, GracePeriod: time.Minute, AllocateTimeout: 30 * time.Second, PreferredTimeout: 5 * time.Second, PreStartTimeout: 30 * time.Second,
-		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, HostChecks: hostchecks.New(log), Store: books, Log: log, Metrics: metrics,
+		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, Store: books, Log: log, Metrics: metrics,
 	})
 	n = &node{t, allocator.New(allocator.Config{Registry: plugins, Plugins: plugins, Store: books, Notifier: silent{}, Topology: topology, Log: log, Metrics: metrics})}
 	n.ledger.RuntimeSynced(nil, nil)
