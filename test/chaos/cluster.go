@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
 )
@@ -125,6 +126,9 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 		}
 	}
 	shown, there, err := v.shown(ctx)
+	if err == nil && shown == 0 {
+		err = v.tryWrite(ctx)
+	}
 	seen := err == nil && there
 	if v.short.is(seen && shown < asked, now, shortLimit) {
 		v.say(number, fmt.Sprintf("the Node shows %d, and its pods ask for %d", shown, asked))
@@ -169,6 +173,14 @@ func (v *apiView) stays(shown int64, there bool, err error, usable int64, holder
 	if v.gone.is(v.armed && err == nil && none, now, shortLimit) {
 		v.say(away, fmt.Sprintf("the Node shows %d (%v), and %d devices are usable", shown, there, usable))
 	}
+}
+
+// tryWrite fails if the Node's status cannot be written: an API server that has just started answers reads for up to 10 s before its admission lets
+// writes through.
+func (v *apiView) tryWrite(ctx context.Context) error {
+	_, err := v.cluster.Client().CoreV1().Nodes().Patch(ctx, v.cluster.NodeName(), types.MergePatchType, []byte(`{"metadata":{"annotations":{"chaos.example/writable":""}}}`),
+		metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}, "status")
+	return err
 }
 
 // shown is the lesser of capacity and allocatable. A number that is not there is no number that falls short: a kubelet
