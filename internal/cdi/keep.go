@@ -80,6 +80,8 @@ func (f *Files) Run(ctx context.Context) error {
 				watcher = f.watch()
 			}
 		case <-watcher.Errors: // events are lost
+			watcher.Close()
+			watcher = f.watch()
 			all = true
 			if look == nil {
 				look = time.After(lull)
@@ -109,7 +111,7 @@ func (f *Files) watch() *dirwatch.Watcher {
 	w, err := dirwatch.Start()
 	if err == nil {
 		if err = os.MkdirAll(f.Dir, 0o755); err == nil {
-			err = w.Add(f.Dir)
+			err = w.AddPath(f.Dir)
 		}
 		if err != nil {
 			w.Close()

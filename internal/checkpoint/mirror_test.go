@@ -119,7 +119,7 @@ func mirror(t *testing.T, v checkpoint.View, prepare ...func(m *mirrored)) *mirr
 	watcher, err := dirwatch.Start()
 	m.must(err)
 	end, told := m.path+".end", make(chan struct{})
-	watched := watcher.Add(filepath.Dir(m.path)) == nil
+	watched := watcher.AddPath(filepath.Dir(m.path)) == nil
 	var work sync.WaitGroup
 	work.Go(func() {
 		for e := range watcher.Events {

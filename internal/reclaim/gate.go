@@ -274,6 +274,7 @@ func (g *Gate) Run(ctx context.Context, with Neighbours) error {
 		case <-g.wake:
 		case <-removed:
 		case <-missed:
+			g.networks.watch(false) // the next look starts another
 		case <-due:
 		}
 	}

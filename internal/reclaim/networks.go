@@ -46,7 +46,7 @@ func (n *networks) watch(does bool) {
 func (n *networks) left(paths []string) (left []string, watched bool) {
 	watched = n.watcher != nil
 	for _, path := range paths { // before the look: none is removed unseen
-		watched = watched && n.watcher.Add(filepath.Dir(path)) == nil
+		watched = watched && n.watcher.AddPath(filepath.Dir(path)) == nil
 	}
 	return slices.DeleteFunc(slices.Clone(paths), func(path string) bool {
 		_, err := os.Lstat(path)

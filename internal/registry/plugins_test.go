@@ -28,7 +28,7 @@ func seen(t *testing.T, dir, name string, what dirwatch.Op) <-chan struct{} {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := watcher.Add(dir); err != nil {
+	if err := watcher.AddPath(dir); err != nil {
 		t.Fatal(err)
 	}
 	events := make(chan struct{}, 100)

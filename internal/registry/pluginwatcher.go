@@ -62,7 +62,7 @@ func newPluginWatcher(d *directory) *pluginWatcher {
 func (w *pluginWatcher) Run(ctx context.Context) {
 	w.of.tend(ctx, w.dir, w.watchOnce, func(due bool) {
 		if due {
-			_ = w.look(ctx, func(string) error { return nil }) // tend has logged that nothing can be watched
+			_ = w.look(ctx, func(*shareddir.Dir) error { return nil }) // tend has logged that nothing can be watched
 		}
 	})
 	w.work.Wait()
@@ -79,10 +79,11 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 		return err
 	}
 	// The kernel does not report the directory's removal while a socket bound in it is open. The directory above reports it.
-	above := filepath.Dir(w.dir)
-	if err := watcher.Add(above); err != nil {
+	above, err := shareddir.Open(filepath.Dir(w.dir))
+	if err != nil {
 		return err
 	}
+	defer above.Close()
 	watched, err := shareddir.Open(w.dir)
 	if err != nil {
 		return err
@@ -106,7 +107,7 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 			scan(lull)
 		case event := <-watcher.Events:
 			_, inside := below(w.dir, event.Name)
-			ours := inside || event.Name == w.dir || event.Name == above
+			ours := inside || event.Name == w.dir || event.Name == above.Path()
 			if ours && event.Has(dirwatch.Create|dirwatch.Remove|dirwatch.Rename) {
 				scan(lull)
 			}
@@ -115,18 +116,23 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 			scan(0)
 		case <-soon:
 			soon = nil
+			if err := watcher.Add(above); err != nil {
+				return err
+			}
 			if !watched.Current() {
 				return errRemoved
 			}
-			if err := w.look(ctx, watcher.Add); err != nil {
+			watch := func(dir *shareddir.Dir) error { return watcher.Add(dir) }
+			if err := w.look(ctx, watch); err != nil {
 				return err
 			}
+			watcher.Prune() // plugins may have moved directories out of this one, with watched ones in them
 		}
 	}
 }
 
 // look follows the sockets in the directory. On error nothing has changed.
-func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) error {
+func (w *pluginWatcher) look(ctx context.Context, watch func(*shareddir.Dir) error) error {
 	found, cost, err := w.measure(watch)
 	called := 0
 	defer func() {
@@ -207,7 +213,7 @@ func (w *pluginWatcher) start(ctx context.Context, path string, file fs.FileInfo
 }
 
 // measure is find, with its CPU time: a scan that the machine holds up costs what others cost.
-func (w *pluginWatcher) measure(watch func(dir string) error) (map[string]fs.FileInfo, time.Duration, error) {
+func (w *pluginWatcher) measure(watch func(*shareddir.Dir) error) (map[string]fs.FileInfo, time.Duration, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	began := threadTime()
@@ -224,7 +230,7 @@ func threadTime() time.Duration {
 
 // find returns the sockets in the directory and below, and watches each directory before it reads it. Like the kubelet it ignores
 // names that begin with a dot, and follows no link.
-func (w *pluginWatcher) find(watch func(dir string) error) (map[string]fs.FileInfo, error) {
+func (w *pluginWatcher) find(watch func(*shareddir.Dir) error) (map[string]fs.FileInfo, error) {
 	type place struct {
 		below string // the directory; empty for the one at the top
 		depth int
@@ -239,15 +245,11 @@ func (w *pluginWatcher) find(watch func(dir string) error) (map[string]fs.FileIn
 	room := maxFiles
 	for i := 0; i < len(places); i++ {
 		at := places[i]
-		err := watch(filepath.Join(w.dir, at.below))
-		var files []fs.FileInfo
-		if err == nil {
-			files, err = w.read(top, at.below, &room)
+		files, err := w.read(top, at.below, watch, &room)
+		if i > 0 && vanished(err) {
+			continue
 		}
 		if err != nil {
-			if i > 0 && vanished(err) {
-				continue
-			}
 			return nil, err
 		}
 		for _, info := range files {
@@ -265,8 +267,8 @@ func (w *pluginWatcher) find(watch func(dir string) error) (map[string]fs.FileIn
 	return found, nil
 }
 
-// read returns the files in a directory below top whose names do not begin with a dot. It takes what it has read off room.
-func (w *pluginWatcher) read(top *shareddir.Dir, below string, room *int) ([]fs.FileInfo, error) {
+// read opens a directory below top once, watches it, and returns its files whose names do not begin with a dot. It takes what it has read off room.
+func (w *pluginWatcher) read(top *shareddir.Dir, below string, watch func(*shareddir.Dir) error, room *int) ([]fs.FileInfo, error) {
 	d := top
 	if below != "" {
 		var err error
@@ -274,6 +276,9 @@ func (w *pluginWatcher) read(top *shareddir.Dir, below string, room *int) ([]fs.
 			return nil, err
 		}
 		defer d.Close()
+	}
+	if err := watch(d); err != nil {
+		return nil, err
 	}
 	names, more, err := d.Names(*room)
 	if err != nil {

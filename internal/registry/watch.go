@@ -72,14 +72,14 @@ func (d *directory) watchOnce(ctx context.Context) error {
 	if err := d.make(); err != nil {
 		return err
 	}
-	if err := watcher.Add(d.sockets); err != nil {
-		return err
-	}
 	watched, err := shareddir.Open(d.sockets)
 	if err != nil {
 		return err
 	}
 	defer watched.Close()
+	if err := watcher.Add(watched); err != nil {
+		return err
+	}
 	var retry <-chan time.Time // while kubelet.sock is another process's
 	again := loops.Backoff{First: firstRetry, Last: lastRetry}
 	keep := func() error {

@@ -322,7 +322,7 @@ func seesNoDraft(t *testing.T, staging, watched string) {
 		t.Fatal(err)
 	}
 	defer watcher.Close()
-	if err := watcher.Add(watched); err != nil {
+	if err := watcher.AddPath(watched); err != nil {
 		t.Fatal(err)
 	}
 	path, end := filepath.Join(watched, "a.sock"), filepath.Join(watched, "end")

@@ -370,7 +370,7 @@ func (r *harness) registersAgain(p *plugintest.Plugin) {
 	r.t.Helper()
 	w, err := dirwatch.Start()
 	r.must(err)
-	r.must(w.Add(kubeletDir))
+	r.must(w.AddPath(kubeletDir))
 	r.t.Cleanup(func() { w.Close() })
 	go func() { // ends with the watcher
 		for e := range w.Events {

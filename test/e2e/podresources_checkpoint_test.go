@@ -96,7 +96,7 @@ func TestPodResources_CheckpointMirror_IsNeverHalfWritten(t *testing.T) {
 	})
 	w, err := dirwatch.Start()
 	r.must(err)
-	r.must(w.Add(node.SocketDir))
+	r.must(w.AddPath(node.SocketDir))
 	replaced := 0
 	work.Go(func() {
 		for e := range w.Events {

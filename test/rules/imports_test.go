@@ -23,7 +23,7 @@ var base = map[string][]string{
 	"internal/lists":      {"internal/admin", "internal/allocator", "internal/cdi", "internal/checkpoint", "internal/device", "internal/dra", "internal/history", "internal/kube", "internal/nri", "internal/podresources", "internal/pods", "internal/podstatus", "internal/reclaim", "internal/registry", "internal/statuspage", "internal/store"},
 	"internal/hostchecks": {"internal/nri", "internal/registry"},
 	"internal/loops":      {"internal/admin", "internal/allocator", "internal/cdi", "internal/checkpoint", "internal/dra", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/podstatus", "internal/reclaim", "internal/registry", "internal/units"},
-	"internal/locks":      {"internal/admin", "internal/allocator", "internal/cdi", "internal/checkpoint", "internal/dra", "internal/history", "internal/hostchecks", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/reclaim", "internal/registry", "internal/socket", "internal/statuspage", "internal/store", "internal/units"},
+	"internal/locks":      {"internal/admin", "internal/allocator", "internal/cdi", "internal/checkpoint", "internal/dra", "internal/history", "internal/hostchecks", "internal/kube", "internal/loops", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/reclaim", "internal/registry", "internal/socket", "internal/statuspage", "internal/store", "internal/units"},
 	"internal/socket":     {"internal/admin", "internal/checkpoint", "internal/cri", "internal/dra", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/registry"},
 	"internal/cdi":        {"internal/dra", "internal/nri"},
 	"internal/cgroups":    {"internal/nri", "internal/reclaim", "internal/socket"},
@@ -43,7 +43,6 @@ var wiring = []string{"internal/cli", "internal/daemon", "packaging/man"}
 // libraries belong to the packages named, which do not show their types to others.
 var libraries = map[string][]string{
 	"go.etcd.io/bbolt":                             {"internal/store"},
-	"github.com/fsnotify/fsnotify":                 {"internal/loops/dirwatch"},
 	"tags.cncf.io/container-device-interface":      {"internal/cdi", "internal/nri"},
 	"github.com/containerd/nri":                    {"internal/nri"},
 	"github.com/containerd/ttrpc":                  {"internal/nri"},

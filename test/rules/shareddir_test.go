@@ -34,6 +34,9 @@ var byPath = map[string][]string{
 	},
 }
 
+// methodsByPath are the methods that take a path, by the package that a file imports for them.
+var methodsByPath = map[string][]string{module + "internal/loops/dirwatch": {"AddPath"}}
+
 // byPathAllowed are the exceptions, each with its reason.
 var byPathAllowed = map[string]string{
 	"internal/socket/socket.go net.ListenConfig":                          "it binds a draft through the descriptor of the open directory, and checks what it has bound",
@@ -92,9 +95,9 @@ func TestPathsInSharedDirectories(t *testing.T) {
 	}
 }
 
-// pathFunctions returns the functions of byPath that a file uses, and where.
+// pathFunctions returns the functions of byPath and methodsByPath that a file uses, and where.
 func pathFunctions(source *ast.File) map[string]token.Pos {
-	names := map[string]string{} // of the file's imports
+	names, methods := map[string]string{}, map[string]string{} // of the file's imports
 	for _, spec := range source.Imports {
 		path, err := strconv.Unquote(spec.Path.Value)
 		if err != nil {
@@ -105,12 +108,18 @@ func pathFunctions(source *ast.File) map[string]token.Pos {
 			name = spec.Name.Name
 		}
 		names[name] = path
+		for _, method := range methodsByPath[path] {
+			methods[method] = path
+		}
 	}
 	used := map[string]token.Pos{}
 	ast.Inspect(source, func(n ast.Node) bool {
 		selector, is := n.(*ast.SelectorExpr)
 		if !is {
 			return true
+		}
+		if path := methods[selector.Sel.Name]; path != "" {
+			used[path+"."+selector.Sel.Name] = selector.Pos()
 		}
 		if of, is := selector.X.(*ast.Ident); is && slices.Contains(byPath[names[of.Name]], selector.Sel.Name) {
 			used[names[of.Name]+"."+selector.Sel.Name] = selector.Pos()
@@ -123,9 +132,9 @@ func pathFunctions(source *ast.File) map[string]token.Pos {
 // A rule that nothing can break says nothing.
 func TestPathFunctions(t *testing.T) {
 	source, err := parser.ParseFile(token.NewFileSet(), "x.go", `package x
-import ("os"; "net"; fp "path/filepath"; "golang.org/x/sys/unix"; "io")
+import ("os"; "net"; fp "path/filepath"; "golang.org/x/sys/unix"; "io"; "`+module+`internal/loops/dirwatch")
 var a, b = os.Chmod, os.Getpid
-func f() { new(net.Dialer).DialContext(nil, "unix", "x"); fp.EvalSymlinks("x"); unix.Fchmod(1, 1); unix.Openat(1, "x", 0, 0); io.ReadAll(nil); other.Open() }`, 0)
+func f() { new(net.Dialer).DialContext(nil, "unix", "x"); fp.EvalSymlinks("x"); unix.Fchmod(1, 1); unix.Openat(1, "x", 0, 0); io.ReadAll(nil); other.Open(); new(dirwatch.Watcher).AddPath("x") }`, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +143,7 @@ func f() { new(net.Dialer).DialContext(nil, "unix", "x"); fp.EvalSymlinks("x"); 
 		got = append(got, name)
 	}
 	slices.Sort(got)
-	if want := []string{"golang.org/x/sys/unix.Openat", "net.Dialer", "os.Chmod", "path/filepath.EvalSymlinks"}; !slices.Equal(got, want) {
+	if want := []string{module + "internal/loops/dirwatch.AddPath", "golang.org/x/sys/unix.Openat", "net.Dialer", "os.Chmod", "path/filepath.EvalSymlinks"}; !slices.Equal(got, want) {
 		t.Errorf("found %q, want %q", got, want)
 	}
 }

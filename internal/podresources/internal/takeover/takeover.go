@@ -118,14 +118,14 @@ func (t *Takeover) watchOnce(ctx context.Context) error {
 	if _, err := shareddir.Make(t.dir, dirMode); err != nil {
 		return err
 	}
-	if err := watcher.Add(t.dir); err != nil {
-		return err
-	}
 	watched, err := shareddir.Open(t.dir)
 	if err != nil {
 		return err
 	}
 	defer watched.Close()
+	if err := watcher.Add(watched); err != nil {
+		return err
+	}
 	var retry <-chan time.Time // while the last look has failed
 	again := loops.Backoff{First: lastRetry / 10, Last: lastRetry}
 	look := func() error {
