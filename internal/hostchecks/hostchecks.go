@@ -6,6 +6,7 @@
 package hostchecks
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -20,7 +21,7 @@ import (
 )
 
 const (
-	// maxChecks bounds the checks of a table under way, each of which costs a thread. An owner may have one, and one in ownShare of those that are free.
+	// maxChecks bounds the checks of a table under way, each of which costs a thread. While there is room, an owner may have one, and one in ownShare of those that are free.
 	maxChecks, ownShare = 128, 16
 	// hangs is how long a check is under way before a hook does not wait for it any longer.
 	hangs = 200 * time.Millisecond
@@ -60,6 +61,7 @@ type owner struct {
 type question struct {
 	what, source string
 	answer       reflect.Type
+	by           string // the owner; empty: all owners share the answer
 }
 
 // A check is a question to the host. Its result is set when done is closed.
@@ -103,12 +105,12 @@ func (e *SilentError) Error() string { return e.message }
 // Unwrap returns the cause.
 func (e *SilentError) Unwrap() error { return e.cause }
 
-// silent returns the error of a check that has not ended; others: so many other ones keep it from being made.
-func (q question) silent(others int, cause error) error {
-	if others > 0 {
-		return &SilentError{fmt.Sprintf("the %s %s cannot be checked: %d other sources on the host do not answer", q.what, q.source, others), cause}
+// silentLocked returns the error of a check that has not ended.
+func (t *table) silentLocked(one *check, cause error) error {
+	if o := t.owners[one.owner]; one.began.IsZero() && o != nil {
+		return &SilentError{fmt.Sprintf("the %s %s cannot be checked: %d other sources on the host do not answer", one.what, one.source, t.othersLocked(o)), cause}
 	}
-	return &SilentError{fmt.Sprintf("the host's file system does not answer about the %s %s", q.what, q.source), cause}
+	return &SilentError{fmt.Sprintf("the host's file system does not answer about the %s %s", one.what, one.source), cause}
 }
 
 // Do returns f's result for a source on the host, or a SilentError. The result must depend on the question alone: callers share it.
@@ -123,15 +125,16 @@ func Open[T io.Closer](ctx context.Context, c *Checks, what, source string, f fu
 
 func do[T any](ctx context.Context, c *Checks, what, source string, alone bool, f func() (T, error)) (found T, err error) {
 	own := &check{
-		question: question{what, source, reflect.TypeFor[T]()}, ask: func() (any, error) { return f() },
+		question: question{what: what, source: source, answer: reflect.TypeFor[T]()}, ask: func() (any, error) { return f() },
 		owner: c.owner, hook: c.hook, alone: alone, waiting: 1, done: make(chan struct{}),
+	}
+	if alone {
+		own.by = c.owner
 	}
 	one := c.join(own)
 	for alone && one != own { // another caller's
-		select {
-		case <-one.done:
-		case <-ctx.Done():
-			return found, own.silent(0, ctx.Err())
+		if err := c.await(ctx, one); err != nil {
+			return found, err
 		}
 		one = c.join(own)
 	}
@@ -151,6 +154,7 @@ func (t *table) join(one *check) *check {
 	if other := t.checks[one.question]; other != nil {
 		if !one.alone {
 			other.waiting++
+			t.adoptLocked(other, one.owner)
 		}
 		return other
 	}
@@ -160,15 +164,44 @@ func (t *table) join(one *check) *check {
 			return late
 		}
 	}
+	t.checks[one.question] = one
+	t.queueLocked(one)
+	return one
+}
+
+// queueLocked puts a check into its owner's line, and begins it if there is room.
+func (t *table) queueLocked(one *check) {
 	o := t.owners[one.owner]
 	if o == nil {
 		o = &owner{}
 		t.owners[one.owner] = o
 	}
 	o.line = append(o.line, one)
-	t.checks[one.question] = one
 	t.beginLocked(o)
-	return one
+}
+
+// leaveLocked takes a check out of its owner's line.
+func (t *table) leaveLocked(one *check) {
+	o := t.owners[one.owner]
+	o.line = slices.DeleteFunc(o.line, func(other *check) bool { return other == one })
+	t.forgetLocked(one.owner)
+}
+
+// adoptLocked begins a check in another owner's line for an owner that has room for it.
+func (t *table) adoptLocked(one *check, by string) {
+	o := t.owners[by]
+	if one.began.IsZero() && one.owner != by && t.othersLocked(cmp.Or(o, &owner{})) == 0 {
+		t.leaveLocked(one)
+		one.owner = by
+		t.queueLocked(one)
+	}
+}
+
+// forgetLocked forgets an owner without checks.
+func (t *table) forgetLocked(name string) {
+	if o := t.owners[name]; o.underway == 0 && len(o.line) == 0 {
+		delete(t.owners, name)
+	}
 }
 
 // othersLocked returns how many checks keep an owner's next one from being made.
@@ -227,6 +260,7 @@ func (t *table) end(one *check) (unused bool) {
 	}
 	t.owners[one.owner].underway--
 	t.underway--
+	t.forgetLocked(one.owner)
 	t.dropLocked(one)
 	for _, o := range t.owners {
 		t.beginLocked(o)
@@ -234,16 +268,25 @@ func (t *table) end(one *check) (unused bool) {
 	return unused
 }
 
-// dropLocked removes a check that has ended, or was in line.
+// dropLocked removes a check that has ended, or has left the line.
 func (t *table) dropLocked(one *check) {
 	close(one.done)
 	delete(t.checks, one.question)
-	if o := t.owners[one.owner]; o.underway == 0 && len(o.line) == 0 {
-		delete(t.owners, one.owner)
-	}
 }
 
-// wait waits for a check. A hook waits neither in line, nor for one that is known to hang.
+// await waits for another caller's check.
+func (t *table) await(ctx context.Context, one *check) error {
+	select {
+	case <-one.done:
+		return nil
+	case <-ctx.Done():
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.silentLocked(one, ctx.Err())
+}
+
+// wait waits for the caller's check. A hook waits neither in line, nor for one that is known to hang.
 func (t *table) wait(ctx context.Context, one *check) error {
 	err := context.DeadlineExceeded
 	if t.worthwhile(one) {
@@ -262,16 +305,12 @@ func (t *table) wait(ctx context.Context, one *check) error {
 	default:
 	}
 	one.waiting--
-	if !one.began.IsZero() {
-		return one.silent(0, err)
-	}
-	o := t.owners[one.owner]
-	others := t.othersLocked(o)
-	if one.waiting == 0 {
-		o.line = slices.DeleteFunc(o.line, func(other *check) bool { return other == one })
+	err = t.silentLocked(one, err)
+	if one.waiting == 0 && one.began.IsZero() {
+		t.leaveLocked(one)
 		t.dropLocked(one)
 	}
-	return one.silent(others, err)
+	return err
 }
 
 // worthwhile reports whether a caller should wait for a check.

@@ -268,3 +268,41 @@ func TestOpen(t *testing.T) {
 		}
 	})
 }
+
+// Two owners ask about one source. One of them has too many checks that hang: the other one does not wait in its line.
+func TestDo_OtherOwnersQuestionIsInLine_OwnerWithRoomIsAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newChecks()
+		block := make(chan struct{})
+		for i := range maxChecks / ownShare {
+			go Do(t.Context(), c.For("a.com/x"), "device", fmt.Sprint(i), func() (int, error) { <-block; return 0, nil })
+		}
+		synctest.Wait()
+		var closed atomic.Int32
+		ask := func(owner string) (err error) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if _, err := Do(ctx, c.For(owner), "device", "/dev/null", nothing); err != nil {
+				return err
+			}
+			_, err = Open(ctx, c.For(owner), "socket", "/x", func() (opened, error) { return opened{&closed}, nil })
+			return err
+		}
+		busy := make(chan error, 10)
+		for range cap(busy) {
+			go func() { busy <- ask("a.com/x") }()
+		}
+		synctest.Wait()
+		if err := ask("b.com/y"); err != nil {
+			t.Error(err)
+		}
+		for range cap(busy) {
+			if err := <-busy; err == nil || !strings.Contains(err.Error(), "the socket /x cannot be checked: 7 other sources") {
+				t.Errorf("%v, want that there is no room", err)
+			}
+		}
+		close(block)
+		synctest.Wait()
+		wantNothingLeft(t, c)
+	})
+}

@@ -80,6 +80,9 @@ func (d *directory) watchOnce(ctx context.Context) error {
 	if err := watcher.Add(watched); err != nil {
 		return err
 	}
+	if !watched.Current() { // replaced before it was watched
+		return errRemoved
+	}
 	var retry <-chan time.Time // while kubelet.sock is another process's
 	again := loops.Backoff{First: firstRetry, Last: lastRetry}
 	keep := func() error {

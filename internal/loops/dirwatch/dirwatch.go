@@ -7,6 +7,7 @@
 package dirwatch
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -30,8 +31,8 @@ type Event struct {
 // An Op is what happened: some of the bits below.
 type Op uint32
 
-// The bits of an Op, for Event.Has. A rename is the event of the former name; the new name is created. The file system of a directory that is removed may
-// have been unmounted.
+// The bits of an Op, for Event.Has. A rename is the event of the former name; the new name is created. A directory whose file system is unmounted counts as
+// removed.
 const (
 	Create Op = 1 << iota
 	Remove
@@ -110,36 +111,59 @@ func Start() (*Watcher, error) {
 // Add watches an open directory too, which may be closed afterwards. A directory that is watched already gets the path of this one.
 func (w *Watcher) Add(dir Open) error {
 	defer runtime.KeepAlive(dir)
-	return w.add(dir.Through("."), dir.Path())
+	_, err := w.add(dir.Through("."), dir.Path())
+	return err
 }
 
-// AddPath is Add for the directory at a path, through links: no other process may choose where the path leads.
+// AddPath is Add for the directory at a path, through links: no other process may choose where the path leads. It fails if another one is there by then.
 func (w *Watcher) AddPath(path string) error {
 	dir, err := os.OpenFile(path, unix.O_PATH|unix.O_DIRECTORY, 0) // it may take long, so without the lock
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	return w.add(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), filepath.Clean(path))
+	wd, err := w.add(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), filepath.Clean(path))
+	if err != nil {
+		return err
+	}
+	opened, err := dir.Stat()
+	now, other := os.Stat(path)
+	if err = cmp.Or(err, other); err == nil && !os.SameFile(opened, now) {
+		err = &fs.PathError{Op: "watch", Path: path, Err: errors.New("the directory has been replaced")}
+	}
+	if err != nil {
+		w.end(wd)
+	}
+	return err
 }
 
 const mask = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_MODIFY | unix.IN_ATTRIB | unix.IN_MOVE_SELF | unix.IN_DELETE_SELF |
 	unix.IN_ONLYDIR
 
-// add watches the open directory to which through leads, which waits for no file system. It holds the lock so that the reader knows the watch when it has its
-// first event.
-func (w *Watcher) add(through, path string) error {
+// add watches the open directory to which through leads. A network's or user's file system may be asked for its rights, as when it was opened. add holds the
+// lock so that the reader knows the watch when it has its first event.
+func (w *Watcher) add(through, path string) (wd int32, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.file == nil || w.fd < 0 {
-		return ErrClosed
+		return 0, ErrClosed
 	}
-	wd, err := unix.InotifyAddWatch(w.fd, through, mask)
+	n, err := unix.InotifyAddWatch(w.fd, through, mask)
 	if err != nil {
-		return &fs.PathError{Op: "watch", Path: path, Err: err}
+		return 0, &fs.PathError{Op: "watch", Path: path, Err: err}
 	}
-	w.places[int32(wd)] = &place{path: path, added: true}
-	return nil
+	wd = int32(n)
+	w.places[wd] = &place{path: path, added: true}
+	return wd, nil
+}
+
+// end ends a watch.
+func (w *Watcher) end(wd int32) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.fd >= 0 {
+		w.endLocked(wd)
+	}
 }
 
 // Prune ends the watches of the directories that were not added since the last Prune.
@@ -178,7 +202,7 @@ func (w *Watcher) Close() error {
 	return err
 }
 
-// bufferSize is a multiple of what an event takes: 16 bytes, and 256 for the longest name.
+// bufferSize is room for 60 of the longest events.
 const bufferSize = 16 << 10
 
 // read sends events and errors until Close.

@@ -441,3 +441,35 @@ func TestEvents_NotRead_Overflow(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A directory is replaced while it is added by its path: either that fails, or there is an event.
+func TestAddPath_DirectoryIsReplaced_IsNoticed(t *testing.T) {
+	top := t.TempDir()
+	path, other := filepath.Join(top, "a"), filepath.Join(top, "b")
+	if err := errors.Join(os.Mkdir(path, 0o755), os.Mkdir(other, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	for round := range 200 {
+		w, err := Start()
+		if err != nil {
+			t.Fatal(err)
+		}
+		exchanged := make(chan error, 1)
+		go func() { exchanged <- unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, other, unix.RENAME_EXCHANGE) }()
+		added := w.AddPath(path)
+		if err := <-exchanged; err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(path, strconv.Itoa(round)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if added == nil {
+			select {
+			case <-w.Events:
+			case <-time.After(10 * time.Second):
+				t.Fatalf("round %d: the watch is blind", round)
+			}
+		}
+		w.Close()
+	}
+}
