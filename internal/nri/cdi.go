@@ -19,7 +19,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/hostchecks"
+	"github.com/devmgrd/devmgrd/internal/loops/hostchecks"
 )
 
 // cdiDirs are the default directories of CDI specifications. A later directory overrides the devices of an earlier one.

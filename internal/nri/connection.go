@@ -18,8 +18,8 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/hostchecks"
 	"github.com/devmgrd/devmgrd/internal/locks"
+	"github.com/devmgrd/devmgrd/internal/loops/hostchecks"
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 

@@ -5,7 +5,7 @@ import (
 	"errors"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/hostchecks"
+	"github.com/devmgrd/devmgrd/internal/loops/hostchecks"
 )
 
 // checkHost is hostchecks.Do, with a refusal if the host does not answer.

@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/hostchecks"
+	"github.com/devmgrd/devmgrd/internal/loops/hostchecks"
 )
 
 // HostNodes finds the host's device nodes of grants.

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/hostchecks/hostcheckstest"
+	"github.com/devmgrd/devmgrd/internal/loops/hostchecks/hostcheckstest"
 )
 
 func granted(g device.Grant) device.Readiness {

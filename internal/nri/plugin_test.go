@@ -22,7 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/hostchecks"
+	"github.com/devmgrd/devmgrd/internal/loops/hostchecks"
 )
 
 // A harness stands for the rooms around the plugin: it answers what a test has set.

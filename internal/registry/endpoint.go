@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/hostchecks"
+	"github.com/devmgrd/devmgrd/internal/loops/hostchecks"
 	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
 )
 

@@ -14,9 +14,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/hostchecks"
 	"github.com/devmgrd/devmgrd/internal/locks"
 	"github.com/devmgrd/devmgrd/internal/loops"
+	"github.com/devmgrd/devmgrd/internal/loops/hostchecks"
 	"github.com/devmgrd/devmgrd/internal/registry/internal/plugindir"
 )
 

@@ -4,6 +4,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -20,17 +21,16 @@ const module = "github.com/devmgrd/devmgrd/"
 var base = map[string][]string{
 	"internal/device": {"config", "internal/admin", "internal/allocator", "internal/cdi", "internal/cgroups", "internal/checkpoint", "internal/dra", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri",
 		"internal/podresources", "internal/pods", "internal/podstatus", "internal/reclaim", "internal/registry", "internal/socket", "internal/statuspage", "internal/store", "internal/units"},
-	"internal/lists":      {"internal/admin", "internal/allocator", "internal/cdi", "internal/checkpoint", "internal/device", "internal/dra", "internal/history", "internal/kube", "internal/nri", "internal/podresources", "internal/pods", "internal/podstatus", "internal/reclaim", "internal/registry", "internal/statuspage", "internal/store"},
-	"internal/hostchecks": {"internal/nri", "internal/registry"},
-	"internal/loops":      {"internal/admin", "internal/allocator", "internal/cdi", "internal/checkpoint", "internal/dra", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/podstatus", "internal/reclaim", "internal/registry", "internal/units"},
-	"internal/locks":      {"internal/admin", "internal/allocator", "internal/cdi", "internal/checkpoint", "internal/dra", "internal/history", "internal/hostchecks", "internal/kube", "internal/loops", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/reclaim", "internal/registry", "internal/socket", "internal/statuspage", "internal/store", "internal/units"},
-	"internal/socket":     {"internal/admin", "internal/checkpoint", "internal/cri", "internal/dra", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/registry"},
-	"internal/cdi":        {"internal/dra", "internal/nri"},
-	"internal/cgroups":    {"internal/nri", "internal/reclaim", "internal/socket"},
-	"internal/cri":        {"internal/cdi"},
-	"internal/kube":       {"internal/dra", "internal/nodestatus", "internal/pods", "internal/podstatus"},
-	"internal/units":      {"internal/reclaim"},
-	"internal/visible":    {"internal/statuspage"},
+	"internal/lists":   {"internal/admin", "internal/allocator", "internal/cdi", "internal/checkpoint", "internal/device", "internal/dra", "internal/history", "internal/kube", "internal/nri", "internal/podresources", "internal/pods", "internal/podstatus", "internal/reclaim", "internal/registry", "internal/statuspage", "internal/store"},
+	"internal/loops":   {"internal/admin", "internal/allocator", "internal/cdi", "internal/checkpoint", "internal/dra", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/podstatus", "internal/reclaim", "internal/registry", "internal/units"},
+	"internal/locks":   {"internal/admin", "internal/allocator", "internal/cdi", "internal/checkpoint", "internal/dra", "internal/history", "internal/kube", "internal/loops", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/reclaim", "internal/registry", "internal/socket", "internal/statuspage", "internal/store", "internal/units"},
+	"internal/socket":  {"internal/admin", "internal/checkpoint", "internal/cri", "internal/dra", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/registry"},
+	"internal/cdi":     {"internal/dra", "internal/nri"},
+	"internal/cgroups": {"internal/nri", "internal/reclaim", "internal/socket"},
+	"internal/cri":     {"internal/cdi"},
+	"internal/kube":    {"internal/dra", "internal/nodestatus", "internal/pods", "internal/podstatus"},
+	"internal/units":   {"internal/reclaim"},
+	"internal/visible": {"internal/statuspage"},
 
 	"api/devmgrd/admin/v1":        {"client", "internal/admin", "internal/statuspage"},
 	"api/devmgrd/podresources/v1": {"internal/podresources"},
@@ -62,6 +62,18 @@ var libraries = map[string][]string{
 	"github.com/coreos/go-systemd":                 {"internal/daemon", "internal/units"},
 	"github.com/godbus/dbus":                       {"internal/units"},
 	"github.com/prometheus/client_golang/promhttp": {"internal/daemon"},
+}
+
+// What serves one package alone lies below it, and a helper below the helper that it is nearest to: a reader of the tree sees who owns what.
+func TestTree_DirectoriesOfInternal_AreFew(t *testing.T) {
+	const most = 28
+	files, err := os.ReadDir(filepath.Join(root, "internal"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) > most || len(files) < most/2 {
+		t.Errorf("internal has %d directories, and may have %d", len(files), most)
+	}
 }
 
 func TestImports(t *testing.T) {
