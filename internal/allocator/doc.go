@@ -48,8 +48,8 @@
 // that a container has by its annotation, that its pod requests, and that the state file does not assign, are quarantined for its pod (package ledger). A resource of which pods
 // have devices by the kubelet's device manager stays with the kubelet until they have left (kubelet.go).
 //
-// A pod's devices are released when the pod has ended or left the API server, the runtime has no container of it, the host has no process
-// of it, and the Releaser has proved what else is required: departure.go has the stages of that.
+// A pod's devices are released when the pod has ended or left the API server, is quiet as far as the runtime, and its cgroup where that counts, say, and the
+// Releaser has proved what else is required: departure.go has the stages of that.
 //
 // A pod that cannot have its devices waits with a reason, and is planned again when something that concerns it changes,
 // oldest first. A pod that fits does not wait for an older one that does not. A failed call of a plugin is retried after a

@@ -105,7 +105,7 @@ func (a *Allocator) Uses(all []device.ResourceName) map[device.ResourceName]devi
 // useLocked costs as much with many devices and pods as with few.
 func (a *Allocator) useLocked(r device.ResourceName) device.Use {
 	switch resource := a.ledger.Lookup(r); {
-	case len(a.cordons[r]) > 0 || len(a.declared[r]) > 0 || resource.TakenCount() > 0 || resource.Claimed():
+	case len(a.cordons[r]) > 0 || len(a.declared[r]) > 0 || resource.TakenCount() > 0 || resource.NamedByClaims():
 		return device.Kept
 	case resource.Requests() > 0 || a.localsWantLocked(r):
 		return device.Requested

@@ -22,7 +22,7 @@
 //
 // Next to it is a file with the metadata of the request's devices, which each of its containers reads (KEP-5304).
 //
-// A file changes once at most, from the grant to the guard: where containers that use it later get something else, or a plugin has
+// A file becomes a guard once at most: where containers that use it later get something else, or a plugin has
 // granted something else. So a container has either what the file says now, or a guard, or is refused by the hook.
 //
 // The files are in a directory that the runtime reads, on a file system in memory: they are gone after a reboot, and the kubelet has

@@ -118,7 +118,7 @@ func (d *daemon) runKubelet(ctx context.Context) error {
 	return d.kubelet.run(ctx, d.devices.KubeletChanged)
 }
 
-// runGate is the same for the proofs that devices are free.
+// runGate is runPlugins for the proofs that devices are free.
 func (d *daemon) runGate(ctx context.Context) error {
 	with := reclaim.Neighbours{Assigned: d.devices}
 	if d.pods != nil {

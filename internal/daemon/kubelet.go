@@ -73,7 +73,7 @@ func newKubelet(c config.Config, log *slog.Logger) *kubelet {
 	}
 	if c.PodResources.KubeletSocket != "" && c.Kubernetes.Mode != config.NoCluster {
 		k.ask = func(ctx context.Context) (map[string]map[string]device.Choice, error) {
-			return podresources.KubeletsDevices(ctx, c.PodResources.KubeletSocket, c.PodResources.Takeover)
+			return podresources.AssignedByKubelet(ctx, c.PodResources.KubeletSocket, c.PodResources.Takeover)
 		}
 	}
 	return k

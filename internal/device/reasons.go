@@ -9,7 +9,7 @@ import (
 // its meaning.
 type Reason string
 
-// The reasons, as in the table below: those of the plugin, of the devices, of the allocation, and of the container.
+// The reasons, as in the table below: those of the plugin, the devices, the claims, the allocation, and the container.
 const (
 	PluginMissing          Reason = "PluginMissing"
 	PluginStale            Reason = "PluginStale"

@@ -9,7 +9,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
-// A Departure is an ended pod that still has its devices. The runtime has no container of it.
+// A Departure is an ended pod that still has its devices. No container of it may run.
 type Departure struct {
 	Pod Pod
 	// Assignments are the devices that nothing has after the pod, and the device nodes that no other pod has been granted. A share without

@@ -15,8 +15,8 @@
 // For 30 s after an outage of the API server, a value that the Node shows does not fall, and rises only as far as pods are bound. The
 // kubelet's watch of pods may be back before its watch of the Node: it would fail a pod (OutOf...) that the scheduler has bound by a value
 // which the kubelet has not seen yet. A resource that the Node does not show appears at once: the kubelet does not check it. A devmgrd that
-// has just started does not know whether the API server was away a moment ago. So for its first 30 s it does not raise a value that the Node shows
-// either, except for zero.
+// has just started does not know whether the API server was away a moment ago. So for its first 30 s it raises a value that the Node shows only so
+// far, too, except for zero.
 //
 // Until the View has counted every pod that is bound to the node, its capacity may be too low, and a kubelet that starts
 // with less capacity than pods ask for fails those pods. So the publisher lowers nothing before: the larger one of the

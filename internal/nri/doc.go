@@ -47,7 +47,7 @@
 //
 // The answer replaces a plugin container's mounts, at the same place and with the same options:
 //
-//	of the kubelet's plugin directory  the pod's own directory. If no container of the pod mounts it for writing: the common directory
+//	of the kubelet's plugin directory  the pod's own directory. Before the pod's first container that mounts it for writing: the common one
 //	of kubelet.sock in it              the same file there
 //	of a parent directory              stays; a mount is added below it, unless the parent is shared with the host, which the log says
 //	of plugins_registry                likewise, if the container also mounts the plugin directory, or the pod requests it: CSI drivers

@@ -11,7 +11,7 @@
 //	unread.go      answers that no client has read yet, their sum, and turns for new ones
 //	kubelet.go     ask the kubelet for CPUs, memory, dynamic resources, and devices of other managers
 //	convert.go     a pod's entry in each version of the API: pure
-//	ask.go         what the kubelet's own device manager has, for "devmgrd check"
+//	ask.go         how many devices the kubelet's own device manager has, for "devmgrd check"
 //	server.go      the sockets
 //	metrics.go     requests and refusals
 //	merge.go       the kubelet's entries and devmgrd's, pod by pod and container by container: pure
@@ -34,7 +34,7 @@
 //   - A slow or busy client slows down itself alone. The next answer for a client is built when the client has read most of the ones
 //     before, and a connection whose client reads nothing is closed. A client that reads a watch too slowly is dropped with RESOURCE_EXHAUSTED,
 //     and may continue at its revision.
-//   - No container needs this package to start. A socket that cannot be bound is retried and logged.
+//   - No container needs this server to start. A socket that cannot be bound is retried and logged.
 //
 // # Goroutines and locks
 //

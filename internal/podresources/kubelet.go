@@ -76,9 +76,9 @@ func paths(socket string, taken bool) []string {
 	return []string{socket}
 }
 
-// KubeletsDevices asks the kubelet at socket, which devmgrd may have taken over, for the devices that pods have by its own device manager, by namespace/name of each
+// AssignedByKubelet asks the kubelet at socket, which devmgrd may have taken over, for the devices that pods have by its own device manager, by namespace/name of each
 // pod that it knows, and by container name. With this question the kubelet also forgets the devices of pods that have ended (UpdateAllocatedDevices).
-func KubeletsDevices(ctx context.Context, socket string, taken bool) (map[string]map[string]device.Choice, error) {
+func AssignedByKubelet(ctx context.Context, socket string, taken bool) (map[string]map[string]device.Choice, error) {
 	ctx, cancel := context.WithTimeout(ctx, kubeletTimeout)
 	defer cancel()
 	conn, err := connect(paths(socket, taken), os.Getpid())

@@ -1,7 +1,6 @@
 // Package reclaim proves that the devices of an ended pod are free before another pod gets them.
 //
-// The allocator asks when the runtime has no container of the pod and the pod's cgroup has no process. More may still be
-// missing, and the settings say for which resources they count:
+// The allocator asks when the pod is quiet (allocator/departure.go). More may still be missing, and the settings say for which resources it counts:
 //
 //	release.networkTimeout    the pod's network namespaces are gone: its network plugin may change a device until then (networks.go)
 //	release.check: openers    no process outside the pod has one of the device nodes open or mapped

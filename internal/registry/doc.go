@@ -97,7 +97,7 @@
 //
 // # Promises
 //
-//   - A refused registration changes nothing, and none is refused for a passing reason.
+//   - A refused registration changes nothing.
 //   - Only the current registration counts. Messages of another stream, and its end, change only what its plugin has in reserve.
 //   - No stream feeds two resources. Known gap: a stream does not name its resource, so a plugin that serves another resource on its old socket
 //     feeds the former one until it registers the other.
@@ -110,7 +110,7 @@
 //   - At rest only what is refused or out of sight is tried again, after pauses: a directory that cannot be watched, a socket out of sight of the
 //     watches (behind a link, or in neither directory), a socket in the registry directory that cannot be registered, a plugin whose list is refused,
 //     and devices that are left out of a list.
-//   - The mutex is never held across a call, a file access or a save. When Run returns, every goroutine has ended.
+//   - The mutex is never held across a call, a file access or a save. When Run returns, all goroutines of Registry.work have ended.
 //
 // # Leaving kubelet.sock behind
 //

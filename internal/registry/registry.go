@@ -220,7 +220,7 @@ type Neighbours struct {
 }
 
 // Run serves registrations, follows plugins and calls them until ctx ends, or until kubelet.sock cannot be served. When it returns,
-// all its goroutines have ended and all records are saved. Call it once.
+// the goroutines of work have ended and all records are saved. Call it once.
 func (r *Registry) Run(ctx context.Context, with Neighbours) error {
 	if err := r.begin(with); err != nil {
 		return err

@@ -13,8 +13,8 @@ import (
 //	free      devices that can be assigned, unless the plugin is lost. No withheld device is free, so that none counts under two IDs
 //	taken     devices that pods have
 //	busy      those of ended pods that are not proved free
-//	idle      unlisted devices that were granted in an earlier boot and have not been used since: their pods will get listed ones instead. One
-//	          that is busy as well counts once
+//	idle      unlisted devices that were granted in an earlier boot and have not been used since: their pods will get listed ones instead.
+//	          They count as far as they are more than the unlisted busy ones, which may be the same
 //	hidden    devices of static pods that no mirror pod requests, so that the scheduler does not count them; at least 0
 //	claimed   devices that pods name by claims and the scheduler does not count as requests. Of these, only free ones and those that the
 //	          naming pod has are subtracted

@@ -43,7 +43,7 @@ func (r *Resource) Offer() device.Offer { return r.offer }            // the lat
 func (r *Resource) Offered() bool       { return r.offered }          // there is an offer
 func (r *Resource) Listing() *Listing   { return r.listing }          // of the latest offer
 func (r *Resource) Requests() int       { return r.requests }         // of the node's active pods in the API
-func (r *Resource) Claimed() bool       { return len(r.claimed) > 0 } // pods name its devices by claims
+func (r *Resource) NamedByClaims() bool { return len(r.claimed) > 0 } // pods name its devices by claims
 func (r *Resource) UnknownUsers() int   { return r.unknownUsers }     // containers that run with devices that only a lost state file named
 
 // Current reports whether the listing is up to date.

@@ -39,5 +39,5 @@
 //
 // # Goroutines and locks
 //
-// The package starts no goroutine; Run works in its caller's. The listener has the only lock, which is never held across Accept.
+// The only goroutine is dirwatch's; Run works in its caller's. The listener has the only lock, which is never held across Accept.
 package takeover
