@@ -81,6 +81,18 @@ func (s script) plugin() (_ api.PluginService, close func()) {
 	}
 }
 
+// configure is the request of containerd.
+var configure = &api.ConfigureRequest{RuntimeName: "containerd", RuntimeVersion: "v2.4.2", RequestTimeout: time.Hour.Milliseconds()}
+
+// configured accepts the registration, and configures devmgrd.
+func (s script) configured() (_ api.PluginService, close func()) {
+	s.Helper()
+	s.accept()
+	plugin, end := s.plugin()
+	plugin.Configure(context.Background(), configure) // Probe refuses
+	return plugin, end
+}
+
 // wait waits until devmgrd has closed the connection.
 func (s script) wait() {
 	s.Helper()
@@ -174,7 +186,6 @@ func descriptors(t *testing.T) int {
 // descriptors, so it runs alone.
 func TestConnection_RuntimeEndsWhileItStarts_AttemptLeavesNothing(t *testing.T) {
 	const notConfigured = "the runtime closed the connection before it had configured devmgrd"
-	configure := &api.ConfigureRequest{RuntimeName: "containerd", RuntimeVersion: "v2.4.2", RequestTimeout: time.Hour.Milliseconds()}
 	for _, test := range []struct {
 		name   string
 		script func(script)
@@ -234,23 +245,17 @@ func TestConnection_RuntimeEndsWhileItStarts_AttemptLeavesNothing(t *testing.T) 
 			plugin.Configure(context.Background(), configure) // Probe refuses
 		}, "before it had listed its containers, after 0 pods and 0 containers", ""},
 		{"it configures", func(s script) {
-			s.accept()
-			plugin, end := s.plugin()
-			defer end()
-			plugin.Configure(context.Background(), configure)
+			_, end := s.configured()
+			end()
 		}, "before it had listed its containers, after 0 pods and 0 containers", ""},
 		{"it lists a part", func(s script) {
-			s.accept()
-			plugin, end := s.plugin()
+			plugin, end := s.configured()
 			defer end()
-			plugin.Configure(context.Background(), configure)
 			plugin.Synchronize(context.Background(), &api.SynchronizeRequest{Pods: []*api.PodSandbox{sandbox()}, More: true})
 		}, "before it had listed its containers, after 1 pods and 0 containers", ""},
 		{"it lists all", func(s script) {
-			s.accept()
-			plugin, end := s.plugin()
+			plugin, end := s.configured()
 			defer end()
-			plugin.Configure(context.Background(), configure)
 			plugin.Synchronize(context.Background(), &api.SynchronizeRequest{Pods: []*api.PodSandbox{sandbox()}})
 		}, errLost.Error(), ""},
 	} {
