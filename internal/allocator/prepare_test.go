@@ -119,6 +119,32 @@ func TestAFailedPreStartIsARefusalAndIsTriedAgain(t *testing.T) {
 	})
 }
 
+// An init container that has failed is started again; one that has ended well is not, and only what runs after it tells.
+func TestWouldRefuse_InitContainers_CountUntilAnAppContainerExists(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		d := pod("a", wants("init", device.Init, gpu, 1), wants("side", device.Sidecar, gpu, 1))
+		d.Containers, d.Sidecars = []string{"side", "main"}, 1
+		r.Bind(d)
+		r.expect("a", "init", "ready vendor.com/gpu[d0]")
+		side := running("side", "a", "side")
+		start(r, side)
+		first := running("1", "a", "init")
+		start(r, first)
+		r.plugins.prepares(func(context.Context) error { return errPlugin })
+		r.RuntimeStopped(first)
+		r.expect("a", "init", "waiting PreStartFailed")
+		r.wouldRefuse("a", "init", device.PreStartFailed)
+		main := running("2", "a", "main") // it has no devices
+		r.RuntimeCreating(main)
+		r.wouldRefuse("a", "", "")
+		r.RuntimeStopped(main)
+		r.wouldRefuse("a", "init", device.PreStartFailed)
+	})
+}
+
 // Whether an imported share's plugin requires the call is unknown until the plugin is connected.
 func TestPreStartOfWhatWasImported(t *testing.T) {
 	t.Parallel()

@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"context"
+	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -64,7 +65,8 @@ var waitAllocating = device.Wait{Reason: device.Allocating, Message: "the alloca
 var waitCommand = device.Wait{Reason: device.DeviceBusy, Message: "release.command for the pod's devices is still running, or systemd has not said yet whether one of an earlier process of devmgrd is"}
 
 // WouldRefuse returns the first container of a served pod that would not be created now, and why; nil: there is none, or the runtime has
-// not listed its containers yet. A container that will not be restarted counts too: only the kubelet knows that.
+// not listed its containers yet. Only the kubelet knows which containers it will start again. Here init containers have ended as soon as an app
+// container exists, and all others are started again.
 func (a *Allocator) WouldRefuse(pod device.PodUID) (container string, why *device.Wait) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -72,16 +74,24 @@ func (a *Allocator) WouldRefuse(pod device.PodUID) (container string, why *devic
 	if p == nil || !p.active() || !p.served() || a.syncedAt.IsZero() {
 		return "", nil
 	}
+	initialized := a.initializedLocked(p)
 	for _, d := range p.requested().Demands {
 		c := d.Container
-		if a.running[pod].Has(c.Name) || d.Kind == device.Init && p.ran {
-			continue // it exists, or has ended
+		if a.running[pod].Has(c.Name) || d.Kind == device.Init && initialized {
+			continue
 		}
 		if st := a.readinessLocked(c, looking); st.State == device.Waiting {
 			return c.Name, &st.Wait
 		}
 	}
 	return "", nil
+}
+
+// initializedLocked reports whether an app container of a pod exists. Of a static pod only those that request devices are known.
+func (a *Allocator) initializedLocked(p *pod) bool {
+	exists := a.running[p.demand.Pod.UID].Has
+	return slices.ContainsFunc(p.demand.Containers[p.demand.Sidecars:], exists) ||
+		slices.ContainsFunc(p.demand.Demands, func(d device.Demand) bool { return d.Kind == device.App && exists(d.Container.Name) })
 }
 
 func (a *Allocator) readinessLocked(c device.Container, on occasion) device.Readiness {
