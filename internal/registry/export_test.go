@@ -7,11 +7,14 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Courtesy is the time that a plugin has to register after it has created its socket.
-const Courtesy = courtesy
-
 // SetRegisterTimeout shortens the time that a plugin has to answer when it registers. It is called before Run.
 func (r *Registry) SetRegisterTimeout(d time.Duration) { r.registerTimeout = d }
+
+// SetFirstPause sets the first pause before a plugin is dialled again. It is called before Run.
+func (r *Registry) SetFirstPause(d time.Duration) { r.firstPause = d }
+
+// SetCourtesy sets the time that a plugin has to register after it has created its socket. It is called before Run.
+func (r *Registry) SetCourtesy(d time.Duration) { r.courtesy = d }
 
 // SetLastPause shortens the pause that those of a link grow to. It is called before Run.
 func (r *Registry) SetLastPause(d time.Duration) { r.lastPause = d }

@@ -118,7 +118,7 @@ func (l *registration) Run(ctx context.Context, on *session) {
 	if on == nil {
 		l.hold(ctx)
 	}
-	pause := loops.Backoff{First: firstPause, Last: l.registry.lastPause}
+	pause := loops.Backoff{First: l.registry.firstPause, Last: l.registry.lastPause}
 	listed := on == nil // a plugin from the state file has listed its devices before
 	first := on == nil
 	for ctx.Err() == nil {
@@ -212,7 +212,8 @@ func (l *registration) wait(ctx context.Context, err error, pause *loops.Backoff
 		// Most plugins that recreate their socket register a moment later. Dialling before that would open two streams, and in
 		// some plugins the abandoned stream reads from the channel of the next one, and takes the next device's failure from it.
 		pause.Reset()
-		loops.Sleep(ctx, courtesy)
+		l.log.Debug("plugin's socket was recreated; it may register", "wait", l.registry.courtesy)
+		loops.Sleep(ctx, l.registry.courtesy)
 	}
 }
 
