@@ -210,9 +210,9 @@ func (a *Allocator) consumeLocked(p *pod, name string) {
 	}
 }
 
-// departureLocked returns the part of an ended pod's devices, with the nodes of their grants, that no other pod keeps: that part has to be proved free. Of several
-// pods with a device that end together, the one with the lowest UID proves it. joined: another pod may be about to get one of these devices, by an attempt or
-// a commit that has not been decided, so the proof must not begin.
+// departureLocked returns what has to be proved free for an ended pod: the devices that no other pod keeps, with the nodes of their grants. If several pods
+// with a device end together, the pod with the lowest UID proves the device free. joined: another pod may be about to get one of these devices, by an attempt
+// or a commit that has not ended. The proof must not begin then.
 func (a *Allocator) departureLocked(p *pod) (d device.Departure, joined bool) {
 	d = device.Departure{Pod: p.demand.Pod, Assignments: p.assigned, Failed: p.departure.failed}
 	if !p.demand.Shares() {

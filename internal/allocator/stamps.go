@@ -29,8 +29,8 @@ const (
 	maxSaidID = 1 << 10
 )
 
-// A request is what a container requests: by the demand by which its pod has been assigned devices, and by the newest one. A resource that was ignored until a
-// restart is only in the newest.
+// A request is what a container requests, by two demands: the one for which its pod has been assigned devices, and the newest. Only the newest has the
+// resources that were ignored until a restart.
 type request []device.Demand
 
 // requestedLocked returns what a container requests; false: that is not known.

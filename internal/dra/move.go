@@ -31,8 +31,8 @@ import (
 //	                 the number pass
 //
 // The left half is in internal/nodestatus/offered.go, and its Publisher.publish calls it; the right half is in publisher.go here, and asks the left half
-// for Uncounted. When the number was removed is durable before the patch (saveUncounted there). A pod without a claim that was created before that, or at most lateBinding later, may
-// have been bound by the number, and has a right to devices (NeedsClaim).
+// for Uncounted. The time of the number's removal is durable before the patch (saveUncounted there). A pod without a claim has a right to devices if it was
+// created before that time, or at most lateBinding later: it may have been bound by the number (NeedsClaim).
 const (
 	// bindingTime is how long a resource is neither: a pod that the scheduler has bound may not be known here yet.
 	bindingTime = 10 * time.Second

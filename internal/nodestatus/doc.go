@@ -1,8 +1,8 @@
 // Package nodestatus publishes the number of devices for the scheduler, as capacity and allocatable of the Node object, and for
 // operators two conditions. It also reads the cordons that operators declare in the Node's annotation.
 //
-// It owns the quantities for the resources of its View, and no others. The Node shows within about a second the View's
-// capacity as the stabilizers pass it on, also after another writer's change. The publisher patches only differences.
+// It owns the quantities of the View's resources, and no others. The stabilizers delay falls of the View's capacity. What they let pass is
+// on the Node within about a second, also after another writer's change. The publisher patches only differences.
 //
 // A rise of the View's capacity is published at once. Two falls are certain, and wait for no window: cordoned, suspended and refused devices that no pod has, and a resource whose plugin
 // has been away for longer than the grace period. Any other fall is published when it has lasted for the stabilization window of

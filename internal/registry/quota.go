@@ -16,8 +16,9 @@ import (
 // A resource that has lost its plugin counts as long as it is kept, see room.go: in the quotas of its pod and of all pods of its account, since a pod may be
 // deleted and replaced again and again. One that can be forgotten counts in its pod's quota alone, and makes room for other resources of that pod.
 //
-// A pod needs room in its quota for what it takes over from a pod of another account, as if that had left. What it takes over within its account has room, as
-// a roll-out needs, and counts in the quotas of all pods of the account from then on: otherwise two pods could hand resources to each other, and each would count less than it has had.
+// A pod may take a resource over from another one. If that is of another account, the resource needs room in the pod's quota, as if the other pod had left.
+// Within an account there is always room, as a roll-out needs it, and the resource counts in the quotas of all pods of the account from then on. Otherwise
+// two pods could hand resources to each other, and each would count less than it has had.
 //
 // A plugin pod's own directory shows the pod. In the common directory, the cgroup of the process that listens at the plugin's socket shows the pod. What
 // runs outside of pods has no quota.

@@ -108,7 +108,7 @@ func (e *SilentError) Unwrap() error { return e.cause }
 // silentLocked returns the error of a check that has not ended.
 func (t *table) silentLocked(one *check, cause error) error {
 	if o := t.owners[one.owner]; one.began.IsZero() && o != nil {
-		return &SilentError{fmt.Sprintf("the %s %s cannot be checked: %d other sources on the host do not answer", one.what, one.source, t.othersLocked(o)), cause}
+		return &SilentError{fmt.Sprintf("the %s %s cannot be checked: %d other checks of the host's files have not ended", one.what, one.source, t.othersLocked(o)), cause}
 	}
 	return &SilentError{fmt.Sprintf("the host's file system does not answer about the %s %s", one.what, one.source), cause}
 }

@@ -150,7 +150,7 @@ func TestChecks_ManyOwnersHang_OthersAreMade(t *testing.T) {
 		hang(t, c.ForHook(fmt.Sprint("ns", i)), 1)
 	}
 	_, err := Do(t.Context(), c.ForHook("ns"), "device", "/dev/null", nothing)
-	if err == nil || !strings.Contains(err.Error(), "device /dev/null cannot be checked: 128 other sources") || !errors.Is(err, context.DeadlineExceeded) {
+	if err == nil || !strings.Contains(err.Error(), "device /dev/null cannot be checked: 128 other checks") || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v, want that there are too many", err)
 	}
 }
@@ -173,7 +173,7 @@ func TestFor_OwnerHasTooMany_WaitInLine(t *testing.T) {
 			t.Error(err)
 		}
 		_, err := Do(short, c, "device", "/dev/null", nothing)
-		if err == nil || !strings.Contains(err.Error(), "7 other sources on the host do not answer") || !errors.Is(err, context.DeadlineExceeded) {
+		if err == nil || !strings.Contains(err.Error(), "7 other checks of the host's files have not ended") || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v, want that it was in line", err)
 		}
 		for range 3 * maxChecks {
@@ -297,7 +297,7 @@ func TestDo_OtherOwnersQuestionIsInLine_OwnerWithRoomIsAnswered(t *testing.T) {
 			t.Error(err)
 		}
 		for range cap(busy) {
-			if err := <-busy; err == nil || !strings.Contains(err.Error(), "the socket /x cannot be checked: 7 other sources") {
+			if err := <-busy; err == nil || !strings.Contains(err.Error(), "the socket /x cannot be checked: 7 other checks") {
 				t.Errorf("%v, want that there is no room", err)
 			}
 		}
