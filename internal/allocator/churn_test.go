@@ -640,7 +640,9 @@ func (c *churning) settle() {
 	c.after(time.Minute) // all calls have ended, and nothing can begin
 	for _, one := range slices.Collect(maps.Values(c.made)) {
 		c.delete(string(one.Container.Pod))
-		c.end(one)
+		if one.started || c.IntN(2) == 0 { // else it could not be started, and the runtime reports nothing of that
+			c.end(one)
+		}
 	}
 	requests := map[device.ResourceName]int{}
 	for n, p := range c.pods {

@@ -49,7 +49,7 @@ type departure struct {
 }
 
 const (
-	// idleGrace is how long after a pod's end a container that has not been started keeps its devices. A kubelet
+	// idleGrace is how long after a pod's end, and after its own creation, a container that has not been started keeps its devices. A kubelet
 	// starts a container right after its creation, and starts none of a pod that is gone.
 	idleGrace = 30 * time.Second
 	// firstProcessCheck and lastProcessCheck are the shortest and the longest pause between checks for processes of an ended pod.
@@ -278,8 +278,10 @@ func (a *Allocator) vacantLocked(p *pod) (wait time.Duration, vacant bool) {
 	if !a.runtimeSynced || running.MayRun() {
 		return 0, false
 	}
-	if at := p.departure.ended.Add(idleGrace); len(running) > 0 && at.After(p.departure.due) {
-		p.departure.due = at
+	for _, since := range []time.Time{p.departure.ended, running.InjectedLast()} {
+		if at := since.Add(idleGrace); len(running) > 0 && at.After(p.departure.due) {
+			p.departure.due = at
+		}
 	}
 	return time.Until(p.departure.due), true
 }

@@ -22,6 +22,112 @@ func listedIdle(r *harness) device.Running {
 	return idle
 }
 
+// injectedIdle returns the only container of pod a, which the runtime has created, and cannot start: containerd reports nothing of that until it removes
+// the container.
+func injectedIdle(r *harness) device.Running {
+	r.t.Helper()
+	r.plugins.stock(gpu, 1)
+	r.RuntimeSynced(nil, nil)
+	r.bind("a", app(gpu, 1))
+	r.bind("b", app(gpu, 1))
+	c := running("1", "a", "main")
+	if st := r.RuntimeCreating(c); st.State != device.Ready {
+		r.t.Fatalf("the container stands %+v", st)
+	}
+	r.RuntimeInjected(c)
+	return c
+}
+
+func TestContainer_CannotStart_EndedPodReleasesItsDevices(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		c := injectedIdle(r)
+		r.after(time.Hour)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.Drop("a")
+		r.after(29 * time.Second)
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.after(2 * time.Second)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		if err := r.RuntimeStarting(context.Background(), c); err == nil {
+			t.Error("a container starts with devices that have been released")
+		}
+		r.RuntimeStopped(c) // it is removed
+		r.check()
+	})
+}
+
+// The pod has ended while the hook was answering.
+func TestContainer_CreatedAfterItsPodsEnd_KeepsItsDevicesForAMoment(t *testing.T) {
+	t.Parallel()
+	for _, starts := range []bool{false, true} {
+		run(t, func(r *harness) {
+			first := injectedIdle(r)
+			r.Drop("a")
+			r.after(20 * time.Second)
+			r.RuntimeStopped(first)
+			second := running("2", "a", "main")
+			r.RuntimeInjected(second)
+			r.after(29 * time.Second)
+			r.expect("b", "main", "waiting NotEnoughDevices")
+			if starts {
+				if err := r.RuntimeStarting(context.Background(), second); err != nil {
+					t.Error(err)
+				}
+				r.after(time.Hour)
+				r.expect("b", "main", "waiting NotEnoughDevices")
+				r.RuntimeStopped(second)
+			}
+			r.after(2 * time.Second)
+			r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		})
+	}
+}
+
+// Another NRI plugin has hidden the start.
+func TestContainer_StartIsHidden_KeepsItsDevices(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		c := injectedIdle(r)
+		r.plugins.setAlive(c.ID, true)
+		r.Drop("a")
+		r.after(time.Hour)
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.plugins.setAlive(c.ID, false)
+		r.RuntimeStopped(c)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
+// The plugin refuses the next start of a container that could not be started: the pod gets another device, though the runtime still has the container.
+func TestContainer_CannotStart_PodMayGetOtherDevices(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		c := running("1", "a", "main")
+		r.RuntimeCreating(c)
+		r.RuntimeInjected(c)
+		r.plugins.prepares(func(context.Context) error { return errPlugin })
+		r.expect("a", "main", "ready vendor.com/gpu[d0]") // it may be starting
+		if st := r.RuntimeCreating(running("2", "a", "main")); st.State != device.Pending {
+			t.Errorf("the next instance stands %+v", st)
+		}
+		r.after(time.Second)
+		r.wouldRefuse("a", "", "") // it waits, so it is not served
+		r.after(31 * time.Second)
+		r.plugins.prepares(nil)
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[d1]")
+		if err := r.RuntimeStarting(context.Background(), c); err == nil {
+			t.Error("a container starts with devices that have been released")
+		}
+	})
+}
+
 // A container is created while devmgrd connects, starts right afterwards, and outlives the forced deletion of its pod.
 func TestIdleContainer_StartsLater_KeepsItsDevices(t *testing.T) {
 	t.Parallel()

@@ -1,6 +1,7 @@
 package allocator_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -95,6 +96,9 @@ func TestKubelet_ResourceIsNoLongerIgnored_StaysWithTheKubelet(t *testing.T) {
 					next := running("2", "a", c.Container.Name)
 					r.RuntimeCreating(next)
 					r.RuntimeInjected(next)
+					if err := r.RuntimeStarting(context.Background(), next); err != nil {
+						t.Error(err)
+					}
 					r.Drop("a")
 					r.kubelet(nil) // it forgets a pod when that is deleted
 					r.after(time.Minute)

@@ -77,7 +77,7 @@ func (a *Allocator) WouldRefuse(pod device.PodUID) (container string, why *devic
 	initialized := a.initializedLocked(p)
 	for _, d := range p.requested().Demands {
 		c := d.Container
-		if a.running[pod].Has(c.Name) || d.Kind == device.Init && initialized {
+		if a.running[pod].Runs(c.Name) || d.Kind == device.Init && initialized {
 			continue
 		}
 		if st := a.readinessLocked(c, looking); st.State == device.Waiting {

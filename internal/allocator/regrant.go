@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -42,19 +43,21 @@ const maxRegrants = 3
 
 // regrantLocked renews the lapsed grants of a pod.
 func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
-	movable := !p.ran && !a.running[p.demand.Pod.UID].MayRun()
+	running := a.running[p.demand.Pod.UID]
+	starting := max(0, time.Until(running.InjectedLast().Add(idleGrace))) // so long its idle containers may be about to start
+	movable := !p.ran && !running.MayRun() && starting == 0
 	failed := p.tries >= maxRegrants && p.wait.Reason != device.StoreUnavailable
 	if movable && (failed || slices.Contains(slices.Collect(maps.Values(p.lapsed)), unusable)) {
 		a.moveLocked(p, p.wait)
 		return
 	}
 	if no, lasting := a.regrantableLocked(p); no != nil {
-		left := time.Until(lasting)
-		if movable && !lasting.IsZero() && left <= 0 {
+		left := max(0, time.Until(lasting))
+		if movable && !lasting.IsZero() && left == 0 {
 			a.moveLocked(p, no.Wait)
 			return
 		}
-		a.parkLocked(p, no.Wait, max(0, left))
+		a.parkLocked(p, no.Wait, cmp.Or(left, starting))
 		return
 	}
 	a.enterLocked(p, allocating)

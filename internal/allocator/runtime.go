@@ -116,10 +116,12 @@ func (a *Allocator) RuntimeLost() {
 	a.report(func() { a.runtimeSynced = false })
 }
 
-// RuntimeInjected reports that the hook has answered the creation of a container: the runtime has all that the container needs.
+// RuntimeInjected reports that the hook has answered the creation of a container: the runtime has all that the container needs. It is idle until
+// RuntimeStarting.
 func (a *Allocator) RuntimeInjected(r device.Running) {
 	a.report(func() {
 		l := a.addRunningLocked(r, true)
+		l.Idle, l.Injected = true, time.Now()
 		a.snapshot = nil
 		if p := a.pods[r.Container.Pod]; p != nil {
 			name := r.Container.Name
@@ -164,7 +166,7 @@ func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error
 		switch {
 		case l.Barred:
 			return errBarred
-		case a.ledger.Conflicting[r.Container.Pod][l.Name] != nil:
+		case l.Injected.IsZero() && a.ledger.Conflicting[r.Container.Pod][l.Name] != nil:
 			return errConflicting
 		}
 		a.usedLocked(a.pods[r.Container.Pod])

@@ -84,18 +84,21 @@ func TestPods_EndWithoutAPIServer_KeepTheirDevices(t *testing.T) {
 // name is another pod.
 func TestPods_EndInAnyWay_ReleaseDevices(t *testing.T) {
 	r := start(t)
-	r.plugin(gpu, 3)
+	r.plugin(gpu, 4)
 	free := fmt.Sprintf(`devmgrd_devices{resource_name=%q,state="free"}`, gpu)
+	unstartable := node.Pod("unstartable", gpu, 1) // containerd reports nothing of a container without a first process
+	unstartable.Spec.Containers[0].Command = []string{"/no-such-command"}
+	r.must(r.Create(r.ctx, unstartable))
 	r.must(r.Create(r.ctx, node.Pod("succeeds", gpu, 1, "exit", "0")))
 	r.must(r.Create(r.ctx, node.Pod("fails", gpu, 1, "exit", "3")))
 	r.run("evicted", gpu, 1)
-	for name, phase := range map[string]corev1.PodPhase{"succeeds": corev1.PodSucceeded, "fails": corev1.PodFailed} {
+	for name, phase := range map[string]corev1.PodPhase{"succeeds": corev1.PodSucceeded, "fails": corev1.PodFailed, "unstartable": corev1.PodFailed} {
 		_, err := r.WaitPhase(r.soon(), name, phase)
 		r.must(err)
 	}
-	r.until("two devices are free", func() bool { return r.metric(free) == 2 })
+	r.until("three devices are free", func() bool { return r.metric(free) == 3 })
 	r.must(r.Client().PolicyV1().Evictions(metav1.NamespaceDefault).Evict(r.ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "evicted", Namespace: metav1.NamespaceDefault}}))
-	r.until("all devices are free", func() bool { return r.metric(free) == 3 })
+	r.until("all devices are free", func() bool { return r.metric(free) == 4 })
 
 	r.run("again", gpu, 3)
 	was := r.uid("again")
@@ -112,16 +115,16 @@ func TestPods_EndInAnyWay_ReleaseDevices(t *testing.T) {
 	r.must(r.Create(r.ctx, tooLarge))
 	_, err := r.WaitPhase(r.soon(), "rejected", corev1.PodFailed)
 	r.must(err)
-	r.until("all devices are free again", func() bool { return r.metric(free) == 3 })
+	r.until("all devices are free again", func() bool { return r.metric(free) == 4 })
 	r.says("explain default/rejected", "State:", "refused", "Reason:", "OutOfmemory", "Since:", "Ends:", "spec.nodeName")
 
 	// So it does with a pod that is bound past the scheduler and asks for more devices than the Node shows.
-	beyond := node.Pod("beyond", gpu, 4, "sleep")
+	beyond := node.Pod("beyond", gpu, 5, "sleep")
 	beyond.Spec.NodeName = r.NodeName()
 	r.must(r.Create(r.ctx, beyond))
 	_, err = r.WaitPhase(r.soon(), "beyond", corev1.PodFailed)
 	r.must(err)
-	r.says("explain default/beyond", "State:", "refused", "Reason:", "OutOf"+gpu, "requested: 4", "capacity: 3")
+	r.says("explain default/beyond", "State:", "refused", "Reason:", "OutOf"+gpu, "requested: 5", "capacity: 4")
 	for _, name := range []string{"rejected", "beyond"} {
 		r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, name, metav1.DeleteOptions{}))
 	}

@@ -27,9 +27,11 @@ type Container struct {
 	Started        bool                  // its processes have run, or it ran before devmgrd started
 	Fresh          bool                  // created with a grant that no container had used before
 
-	// Idle: the runtime has listed the container as created and not started, and has not started it since. The kubelet starts
-	// a container right after its creation; a container that stays idle is left over from a power cut.
+	// Idle: the container has not started since its creation, or since the runtime has listed it as created. The kubelet starts a container right after
+	// its creation. One that stays idle could not be started, of which containerd reports nothing, or is left over from a power cut.
 	Idle bool
+	// Injected is when devmgrd has answered its creation; zero: the runtime has listed it.
+	Injected time.Time
 	// Barred: the pod's devices were released while the container was idle. It must not start.
 	Barred bool
 }
@@ -69,6 +71,21 @@ func (p Pod) Unknown() bool {
 
 // Has reports whether the pod has a container of that name.
 func (p Pod) Has(name string) bool { return p.any(func(c *Container) bool { return c.Name == name }) }
+
+// Runs reports whether a container of that name may run.
+func (p Pod) Runs(name string) bool {
+	return p.any(func(c *Container) bool { return c.Name == name && !c.Idle })
+}
+
+// InjectedLast returns when devmgrd has last answered the creation of one of the pod's idle containers; zero: the runtime has listed all of them.
+func (p Pod) InjectedLast() (last time.Time) {
+	for _, c := range p {
+		if c.Idle && c.Injected.After(last) {
+			last = c.Injected
+		}
+	}
+	return last
+}
 
 func (p Pod) any(is func(*Container) bool) bool {
 	for _, c := range p {
