@@ -14,7 +14,8 @@ import (
 // The devices of an ended pod stay the pod's, on disk too, until they have been seen to be free, in this order:
 //
 //	stage    seen so far                              next, and when
-//	present  nothing                                  emptied   the runtime has no container of it, or only idle ones, and its time has come
+//	present  nothing                                  emptied   the runtime has no container of it, or only idle ones, no plugin prepares its
+//	                                                            devices, and its time has come
 //	emptied  no container                             quiet     the host has no process of it; or this is not to be checked, or an operator has accepted it
 //	quiet    no process either                        checked   the Releaser has proved its devices free, but for those that other pods keep
 //	checked  devices are free                         phase forgetting, a commit, phase absent (lifecycle.go)
@@ -271,11 +272,11 @@ func (a *Allocator) departedLocked(p *pod, found evidence) bool {
 	return false
 }
 
-// vacantLocked reports whether the runtime has no container of a pod, or only idle ones, and how long the release of the pod's
-// devices still has to wait.
+// vacantLocked reports whether the runtime has no container of a pod, or only idle ones, and no plugin prepares its devices, and how long the release
+// of the devices still has to wait.
 func (a *Allocator) vacantLocked(p *pod) (wait time.Duration, vacant bool) {
 	running := a.running[p.demand.Pod.UID]
-	if !a.runtimeSynced || running.MayRun() {
+	if !a.runtimeSynced || running.MayRun() || p.preparing() {
 		return 0, false
 	}
 	for _, since := range []time.Time{p.departure.ended, running.InjectedLast()} {

@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"context"
+	"iter"
 	"slices"
 	"time"
 
@@ -56,7 +57,7 @@ func (a *Allocator) preparesLocked(as device.Assignment) []device.Share {
 func (a *Allocator) prepareLocked(p *pod, as device.Assignment) {
 	name := as.Container.Name
 	last, shares := p.preparations[name], a.preparesLocked(as)
-	if len(shares) == 0 || last != nil && last.running || a.preparingLocked(as) != nil {
+	if len(shares) == 0 || last != nil && last.running || a.preparingLocked(as) != nil || a.siblingUsesLocked(p, as) {
 		return
 	}
 	next := &preparation{shares: shares, running: true, done: make(chan struct{})}
@@ -76,6 +77,12 @@ func (a *Allocator) startPreparingLocked(ctx context.Context, c device.Container
 	}
 	as, ok := p.of(c.Name)
 	if !ok {
+		return
+	}
+	if !p.active() {
+		close(p.preparations[c.Name].done)
+		delete(p.preparations, c.Name)
+		a.scheduleWriteLocked(0) // its release waits for that
 		return
 	}
 	pod, prep, shares := p.demand.Pod, p.preparations[c.Name], a.preparesLocked(as)
@@ -107,6 +114,69 @@ func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparati
 	}
 	close(prep.done)
 	a.changedLocked() // NodePrepareResources waits for any change
+	if p := a.pods[c.Pod]; p != nil && !p.active() {
+		a.scheduleWriteLocked(0) // its release has waited for that
+	}
+}
+
+// An init container hands its devices on to containers that start after its end, as by the kubelet. They are prepared for one container after the other,
+// while none of them uses the devices. The start of one ends what was prepared for the others.
+
+// siblings yields the pod's other containers that have one of a container's devices, without a claim (sharing.go), and their places in p.assigned.
+func (p *pod) siblings(of device.Assignment) iter.Seq2[int, device.Assignment] {
+	return func(yield func(int, device.Assignment) bool) {
+		d, _ := p.demand.Of(of.Container.Name)
+		common := func(a, b device.Share) bool {
+			return a.Resource == b.Resource && slices.ContainsFunc(a.IDs, func(id device.ID) bool {
+				return d.Claimed[a.Resource][id] == "" && slices.Contains(b.IDs, id)
+			})
+		}
+		for i, as := range p.assigned {
+			if as.Container != of.Container && slices.ContainsFunc(of.Shares, func(s device.Share) bool {
+				return slices.ContainsFunc(as.Shares, func(other device.Share) bool { return common(s, other) })
+			}) && !yield(i, as) {
+				return
+			}
+		}
+	}
+}
+
+// siblingUsesLocked reports whether a sibling of a container exists that may use the devices or is about to.
+func (a *Allocator) siblingUsesLocked(p *pod, as device.Assignment) bool {
+	for _, other := range p.siblings(as) {
+		if a.running[p.demand.Pod.UID].Uses(other.Container.Name, time.Now().Add(-idleGrace)) {
+			return true
+		}
+	}
+	return false
+}
+
+// prepareNextLocked requests the preparation of what probably starts after a container has stopped: after an init container those to which it hands its
+// devices on. If it has failed instead, they are prepared for it again when it is created.
+func (a *Allocator) prepareNextLocked(p *pod, stopped device.Assignment) {
+	handsOn := false
+	if p.init(stopped.Container.Name) {
+		at := slices.IndexFunc(p.assigned, func(as device.Assignment) bool { return as.Container == stopped.Container })
+		for i, next := range p.siblings(stopped) {
+			if i > at {
+				handsOn = true
+				a.prepareLocked(p, next)
+			}
+		}
+	}
+	if !handsOn {
+		a.prepareLocked(p, stopped)
+	}
+}
+
+// preparing reports whether a plugin prepares devices of the pod.
+func (p *pod) preparing() bool {
+	for _, prep := range p.preparations {
+		if prep.running {
+			return true
+		}
+	}
+	return false
 }
 
 var waitPreparing = device.Wait{Reason: device.Preparing, Message: "the device plugin is preparing the devices"}
@@ -121,6 +191,9 @@ func (a *Allocator) preparedLocked(p *pod, as device.Assignment, on occasion) *d
 	}
 	if other := a.preparingLocked(as); other != nil {
 		return &device.Readiness{State: device.Pending, Done: other.done, Wait: waitPreparing}
+	}
+	if a.siblingUsesLocked(p, as) {
+		return &device.Readiness{State: device.Pending, Wait: waitPreparing}
 	}
 	prep := p.preparations[as.Container.Name]
 	due := prep == nil || prep.err != nil && !time.Now().Before(prep.retry) || !prep.running && prep.err == nil && !prep.covers(a.preparesLocked(as))

@@ -3,6 +3,7 @@ package allocator_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"testing"
@@ -67,6 +68,7 @@ func TestPreStartNamesAllDevices(t *testing.T) {
 		all.Wants[nic], all.Wants[plain] = 2, 2
 		r.bind("0", app(gpu, 1))
 		r.bind("a", wants("init", device.Init, gpu, 2), all)
+		r.expect("a", "main", "busy Preparing") // the devices have been prepared for init
 		r.expect("a", "main", "ready vendor.com/gpu[d1 d2 d3] vendor.com/nic[d0 d1] vendor.com/plain[d0 d1]")
 		calls := func() []string {
 			synctest.Wait()
@@ -125,10 +127,10 @@ func TestWouldRefuse_InitContainers_CountUntilAnAppContainerExists(t *testing.T)
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
-		d := pod("a", wants("init", device.Init, gpu, 1), wants("side", device.Sidecar, gpu, 1))
+		d := pod("a", wants("side", device.Sidecar, gpu, 1), wants("init", device.Init, gpu, 1))
 		d.Containers, d.Sidecars = []string{"side", "main"}, 1
 		r.Bind(d)
-		r.expect("a", "init", "ready vendor.com/gpu[d0]")
+		r.expect("a", "init", "ready vendor.com/gpu[d1]")
 		side := running("side", "a", "side")
 		start(r, side)
 		first := running("1", "a", "init")
@@ -142,6 +144,93 @@ func TestWouldRefuse_InitContainers_CountUntilAnAppContainerExists(t *testing.T)
 		r.wouldRefuse("a", "", "")
 		r.RuntimeStopped(main)
 		r.wouldRefuse("a", "init", device.PreStartFailed)
+	})
+}
+
+// The kubelet starts one container after the other with the devices that an init container hands on: no call names a device that a container uses, and
+// each start is preceded by a call that names all devices of the container, since others have used them.
+func TestPreStart_DevicesThatAreHandedOn_AreInNoUse(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		r.RuntimeSynced(nil, nil)
+		r.plugins.prepares(func(context.Context) error { time.Sleep(5 * time.Second); return nil })
+		used := map[device.ID]bool{}
+		r.plugins.preparesDevices(func(ids []device.ID) {
+			for _, id := range ids {
+				if used[id] {
+					t.Errorf("PreStartContainer for %v, and a container uses %s", ids, id)
+				}
+			}
+		})
+		r.bind("a", wants("one", device.Init, gpu, 1), wants("two", device.Init, gpu, 2), app(gpu, 3))
+		n := 0
+		runs := func(name string, calls ...string) {
+			t.Helper()
+			n++
+			c := running(fmt.Sprint(n), "a", name)
+			st := r.RuntimeCreating(c)
+			for tries := 0; st.State == device.Pending && tries < 10; tries++ {
+				r.after(5 * time.Second)
+				st = r.RuntimeCreating(c)
+			}
+			if st.State != device.Ready {
+				t.Fatalf("%s stands %+v", name, st)
+			}
+			if !slices.Equal(r.plugins.prepared, calls) {
+				t.Errorf("before the start of %s, the calls were %q, want %q", name, r.plugins.prepared, calls)
+			}
+			r.plugins.prepared = nil
+			r.RuntimeInjected(c)
+			for _, id := range st.Assignment.Shares[0].IDs {
+				used[id] = true
+			}
+			r.after(10 * time.Second)
+			if err := r.RuntimeStarting(context.Background(), c); err != nil {
+				t.Error(err)
+			}
+			r.after(time.Minute)
+			clear(used)
+			r.RuntimeStopped(c)
+			r.after(0)
+		}
+		one, two, main := "one vendor.com/gpu [d0]", "two vendor.com/gpu [d0 d1]", "main vendor.com/gpu [d0 d1 d2]"
+		runs("one", one)
+		runs("two", two)
+		r.after(time.Hour)
+		runs("main", main)
+		runs("main", main)
+		r.after(time.Hour)
+		runs("one", main, one) // all containers are started again
+		runs("one", two, one)  // it has failed
+		runs("two", two)
+		runs("main", main)
+		r.check()
+	})
+}
+
+// A Job's container has ended, and the plugin prepares its next start, when the pod's end is seen.
+func TestPreStart_PodEnds_DevicesAreReleasedAfterTheCall(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		c := running("1", "a", "main")
+		start(r, c)
+		r.plugins.prepares(func(context.Context) error { time.Sleep(20 * time.Second); return nil })
+		r.bind("b", app(gpu, 1))
+		r.RuntimeStopped(c)
+		r.after(0)
+		r.Drop("a")
+		r.after(19 * time.Second)
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.plugins.prepares(nil)
+		r.after(2 * time.Second)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 	})
 }
 

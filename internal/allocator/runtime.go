@@ -264,6 +264,6 @@ func (a *Allocator) stoppedLocked(uid device.PodUID, id, lacks string) {
 	}
 	a.uncreatedLocked(p, c, lacks)
 	if as, ok := p.of(c.Name); ok {
-		a.prepareLocked(p, as)
+		a.prepareNextLocked(p, as)
 	}
 }

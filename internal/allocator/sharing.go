@@ -178,7 +178,16 @@ func (a *Allocator) unpreparedLocked(c device.Container, shares []device.Share) 
 
 // preparingLocked returns a preparation of devices of the container that is in progress for another container; nil: there is none.
 func (a *Allocator) preparingLocked(as device.Assignment) *preparation {
-	if p := a.pods[as.Container.Pod]; p == nil || !p.demand.Shares() {
+	p := a.pods[as.Container.Pod]
+	if p == nil {
+		return nil
+	}
+	for _, other := range p.siblings(as) {
+		if prep := p.preparations[other.Container.Name]; prep != nil && prep.running {
+			return prep
+		}
+	}
+	if !p.demand.Shares() {
 		return nil
 	}
 	for _, s := range as.Shares {
@@ -196,6 +205,11 @@ func (a *Allocator) preparingLocked(as device.Assignment) *preparation {
 // consumeLocked forgets the preparations for other containers of devices that a container uses from now on.
 func (a *Allocator) consumeLocked(p *pod, name string) {
 	as, _ := p.of(name)
+	if len(p.preparations) > 0 {
+		for _, other := range p.siblings(as) {
+			delete(p.preparations, other.Container.Name)
+		}
+	}
 	if !p.demand.Shares() {
 		return
 	}

@@ -77,6 +77,11 @@ func (p Pod) Runs(name string) bool {
 	return p.any(func(c *Container) bool { return c.Name == name && !c.Idle })
 }
 
+// Uses reports whether a container of that name may run, or has been created since a time, so that it may be about to start.
+func (p Pod) Uses(name string, since time.Time) bool {
+	return p.any(func(c *Container) bool { return c.Name == name && (!c.Idle || c.Injected.After(since)) })
+}
+
 // InjectedLast returns when devmgrd has last answered the creation of one of the pod's idle containers; zero: the runtime has listed all of them.
 func (p Pod) InjectedLast() (last time.Time) {
 	for _, c := range p {
