@@ -560,8 +560,7 @@ func (c *churning) judge() {
 			synctest.Wait() // a preparation may be in progress
 			refused, why := c.WouldRefuse(p.Pod.UID)
 			served, st := c.PodByUID(p.Pod.UID).State == device.Ready, c.Readiness(d.Container)
-			ended := d.Kind == device.Init && c.initialized(p)
-			if st.State == device.Ready && why != nil && refused == d.Container.Name || st.State == device.Waiting && why == nil && served && c.connected && !ended {
+			if st.State == device.Ready && why != nil && refused == d.Container.Name || st.State == device.Waiting && why == nil && served && c.connected {
 				c.t.Errorf("the hook answers %v (%v) for %s of %s, and explain says that %q is refused: %v", st.State, st.Wait, d.Container.Name, name, refused, why)
 			}
 			if st.State == device.Ready {
@@ -589,16 +588,6 @@ func (c *churning) judge() {
 				n, r, requests[r], room, free, orphaned[r])
 		}
 	}
-}
-
-// initialized reports whether an app container of the pod exists.
-func (c *churning) initialized(p device.PodDemand) bool {
-	for _, one := range c.made {
-		if d, has := p.Of(one.Container.Name); has && one.Container.Pod == p.Pod.UID && d.Kind == device.App {
-			return true
-		}
-	}
-	return false
 }
 
 // has reports whether a container's pod is recorded with the devices that the container uses.

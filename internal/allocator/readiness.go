@@ -65,8 +65,8 @@ var waitAllocating = device.Wait{Reason: device.Allocating, Message: "the alloca
 var waitCommand = device.Wait{Reason: device.DeviceBusy, Message: "release.command for the pod's devices is still running, or systemd has not said yet whether one of an earlier process of devmgrd is"}
 
 // WouldRefuse returns the first container of a served pod that would not be created now, and why; nil: there is none, or the runtime has
-// not listed its containers yet. Only the kubelet knows which containers it will start again. Here init containers have ended as soon as an app
-// container exists, and all others are started again.
+// not listed its containers yet. Only the kubelet knows which containers it will start again. Here an init container has ended as soon as a
+// container after it runs, and all others are started again.
 func (a *Allocator) WouldRefuse(pod device.PodUID) (container string, why *device.Wait) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -74,24 +74,22 @@ func (a *Allocator) WouldRefuse(pod device.PodUID) (container string, why *devic
 	if p == nil || !p.active() || !p.served() || a.syncedAt.IsZero() {
 		return "", nil
 	}
-	initialized := a.initializedLocked(p)
-	for _, d := range p.requested().Demands {
+	demands, runs := p.requested().Demands, a.running[pod].Runs
+	last := len(demands) // those before it have started
+	if !slices.ContainsFunc(p.demand.Containers[p.demand.Sidecars:], runs) {
+		for last = len(demands) - 1; last >= 0 && !runs(demands[last].Container.Name); last-- {
+		}
+	}
+	for i, d := range demands {
 		c := d.Container
-		if a.running[pod].Runs(c.Name) || d.Kind == device.Init && initialized {
-			continue
+		if runs(c.Name) || d.Kind == device.Init && i < last {
+			continue // it has started, and ended if it does not run
 		}
 		if st := a.readinessLocked(c, looking); st.State == device.Waiting {
 			return c.Name, &st.Wait
 		}
 	}
 	return "", nil
-}
-
-// initializedLocked reports whether an app container of a pod exists. Of a static pod only those that request devices are known.
-func (a *Allocator) initializedLocked(p *pod) bool {
-	exists := a.running[p.demand.Pod.UID].Has
-	return slices.ContainsFunc(p.demand.Containers[p.demand.Sidecars:], exists) ||
-		slices.ContainsFunc(p.demand.Demands, func(d device.Demand) bool { return d.Kind == device.App && exists(d.Container.Name) })
 }
 
 func (a *Allocator) readinessLocked(c device.Container, on occasion) device.Readiness {
