@@ -198,7 +198,8 @@ func (a *Allocator) disputedLocked(p *pod, r device.ResourceName, ids []device.I
 }
 
 // lackingLocked returns why a container must not be created although its pod has been assigned devices; nil: it may be. The kubelet would give it a device of another
-// pod, or it requests a resource that was ignored when its pod was assigned devices, and neither the kubelet nor devmgrd has assigned any.
+// pod, or it requests what its pod had not requested when it was assigned devices: a resource was ignored then, and the kubelet has not assigned it either; or
+// the manifest of a static pod that names the UID itself has been changed.
 func (a *Allocator) lackingLocked(p *pod, c device.Container) *device.Refusal {
 	word := a.kubelets.Pods[c.Pod][c.Name]
 	if a.kubelets.Asked && a.kubelets.Word != nil && !p.init(c.Name) {
@@ -213,8 +214,12 @@ func (a *Allocator) lackingLocked(p *pod, c device.Container) *device.Refusal {
 		return nil
 	}
 	want, _ := p.requested().Of(c.Name)
-	for r := range want.Wants {
-		if len(a.ledger.Granted(c, r))+len(word[r])+len(a.ledger.Quarantined[c.Pod][c.Name][r]) == 0 {
+	for r, n := range want.Wants {
+		switch has := len(a.ledger.Granted(c, r)) + len(word[r]) + len(a.ledger.Quarantined[c.Pod][c.Name][r]); {
+		case has < n && p.demand.Local:
+			return device.Refuse(device.DevicesUnknown, nil, "the static pod's annotation has changed since it was assigned devices: the container requests %d of %s and has %d; "+
+				"remove the manifest until devmgrd assignments does not show the pod any longer, and put it back", n, r, has)
+		case has == 0 && n > 0:
 			return device.Refuse(device.DevicesUnknown, nil, "the pod was assigned devices while plugins.ignoredResources named %s: delete it, so that another one gets all", r)
 		}
 	}

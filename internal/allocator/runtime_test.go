@@ -462,6 +462,43 @@ func TestALocalPodWhoseEndIsNotTold(t *testing.T) {
 	})
 }
 
+// A manifest that names the pod's UID is changed, and the pod's next container requests more than the pod has.
+func TestStaticPod_SameUIDRequestsMore_WaitsUntilItIsPutBack(t *testing.T) {
+	t.Parallel()
+	for name, now := range map[string]device.Demand{
+		"devices": app(gpu, 2), "another resource": {Container: device.Container{Name: "main"}, Wants: map[device.ResourceName]int{gpu: 1, nic: 1}},
+		"another container": wants("other", device.App, gpu, 2),
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(r *harness) {
+				r.plugins.stock(gpu, 2)
+				r.plugins.stock(nic, 1)
+				r.RuntimeSynced(nil, nil)
+				static := pod("a", app(gpu, 1))
+				static.Local = true
+				r.Bind(static)
+				r.expect("a", "main", "ready vendor.com/gpu[d0]")
+				changed := pod("a", now)
+				changed.Local = true
+				r.Bind(changed)
+				c := now.Container.Name
+				r.expect("a", c, "waiting DevicesUnknown")
+				if st := r.Readiness(device.Container{Pod: "a", Name: c}); !strings.Contains(st.Wait.Message, "annotation has changed") {
+					t.Errorf("it says %q", st.Wait.Message)
+				}
+				r.DropLocal("a")
+				r.after(time.Minute)
+				r.Bind(changed)
+				r.after(time.Second)
+				if got := r.stands("a", c); !strings.HasPrefix(got, "ready") {
+					t.Errorf("put back, it stands %q", got)
+				}
+				r.check()
+			})
+		})
+	}
+}
+
 // The scheduler knows a static pod's devices only by its mirror pod: the Node does not show the others.
 func TestTheNumberWithLocalPods(t *testing.T) {
 	t.Parallel()
