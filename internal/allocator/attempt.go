@@ -283,7 +283,7 @@ func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(co
 		lists.Put(&p.fresh, as.Container.Name, true)
 		delete(p.distrusts, as.Container.Name)
 		delete(p.preparations, as.Container.Name) // the preparation was for an older grant
-		a.prepareLocked(p, as)
+		a.prepareAheadLocked(p, as)
 	}
 	a.disturbLocked(p)
 	if p.phase == abandoned {

@@ -99,6 +99,22 @@ func TestContainer_StartIsHidden_KeepsItsDevices(t *testing.T) {
 	})
 }
 
+// The runtime has an instance that could not be started, and the one that ran after it ends after its pod.
+func TestContainer_CannotStart_LastRunningOneEnds_ReleasesDevices(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		injectedIdle(r)
+		r.after(time.Minute)
+		second := running("2", "a", "main")
+		start(r, second)
+		r.Drop("a")
+		r.after(time.Minute)
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.RuntimeStopped(second)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
 // The plugin refuses the next start of a container that could not be started: the pod gets another device, though the runtime still has the container.
 func TestContainer_CannotStart_PodMayGetOtherDevices(t *testing.T) {
 	t.Parallel()
@@ -119,6 +135,8 @@ func TestContainer_CannotStart_PodMayGetOtherDevices(t *testing.T) {
 		r.after(time.Second)
 		r.wouldRefuse("a", "", "") // it waits, so it is not served
 		r.after(31 * time.Second)
+		r.RuntimeCreating(running("3", "a", "main"))
+		r.after(500 * time.Millisecond)
 		r.plugins.prepares(nil)
 		r.after(time.Minute)
 		r.expect("a", "main", "ready vendor.com/gpu[d1]")

@@ -56,8 +56,11 @@ func (a *Allocator) preparesLocked(as device.Assignment) []device.Share {
 // prepareLocked requests the preparation of a container's next start, if its plugins require one and none is running.
 func (a *Allocator) prepareLocked(p *pod, as device.Assignment) {
 	name := as.Container.Name
+	if _, lapsed := p.lapsed[name]; lapsed || !p.active() || p.phase == returned {
+		return
+	}
 	last, shares := p.preparations[name], a.preparesLocked(as)
-	if len(shares) == 0 || last != nil && last.running || a.preparingLocked(as) != nil || a.siblingUsesLocked(p, as) {
+	if len(shares) == 0 || last != nil && last.running || a.preparingLocked(as) != nil {
 		return
 	}
 	next := &preparation{shares: shares, running: true, done: make(chan struct{})}
@@ -113,59 +116,77 @@ func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparati
 		prep.tries = 0
 	}
 	close(prep.done)
-	a.changedLocked() // NodePrepareResources waits for any change
-	if p := a.pods[c.Pod]; p != nil && !p.active() {
-		a.scheduleWriteLocked(0) // its release has waited for that
+	a.changedLocked()            // NodePrepareResources waits for any change
+	switch p := a.pods[c.Pod]; { // its release, or a new grant, has waited for that
+	case p == nil:
+	case p.active():
+		a.reviveLocked(p)
+	default:
+		a.scheduleWriteLocked(0)
 	}
 }
 
 // An init container hands its devices on to containers that start after its end, as by the kubelet. They are prepared for one container after the other,
-// while none of them uses the devices. The start of one ends what was prepared for the others.
+// ahead only while none of them exists. The start of one ends what was prepared for the others.
 
-// siblings yields the pod's other containers that have one of a container's devices, without a claim (sharing.go), and their places in p.assigned.
-func (p *pod) siblings(of device.Assignment) iter.Seq2[int, device.Assignment] {
-	return func(yield func(int, device.Assignment) bool) {
-		d, _ := p.demand.Of(of.Container.Name)
-		common := func(a, b device.Share) bool {
-			return a.Resource == b.Resource && slices.ContainsFunc(a.IDs, func(id device.ID) bool {
-				return d.Claimed[a.Resource][id] == "" && slices.Contains(b.IDs, id)
-			})
+// siblings yields the other containers between which and this one devices are handed on.
+func (p *pod) siblings(of device.Assignment) iter.Seq[device.Assignment] {
+	return func(yield func(device.Assignment) bool) {
+		if !slices.ContainsFunc(p.demand.Demands, func(d device.Demand) bool { return d.Kind == device.Init }) {
+			return
 		}
-		for i, as := range p.assigned {
-			if as.Container != of.Container && slices.ContainsFunc(of.Shares, func(s device.Share) bool {
-				return slices.ContainsFunc(as.Shares, func(other device.Share) bool { return common(s, other) })
-			}) && !yield(i, as) {
+		d, _ := p.demand.Of(of.Container.Name)
+		own := map[device.Key]bool{}
+		for _, s := range of.Shares {
+			for _, id := range s.IDs {
+				if d.Claimed[s.Resource][id] == "" { // else see sharing.go
+					own[device.Key{Resource: s.Resource, ID: id}] = true
+				}
+			}
+		}
+		for _, as := range p.assigned {
+			if as.Container != of.Container && slices.ContainsFunc(as.Shares, func(s device.Share) bool {
+				return slices.ContainsFunc(s.IDs, func(id device.ID) bool { return own[device.Key{Resource: s.Resource, ID: id}] })
+			}) && !yield(as) {
 				return
 			}
 		}
 	}
 }
 
-// siblingUsesLocked reports whether a sibling of a container exists that may use the devices or is about to.
-func (a *Allocator) siblingUsesLocked(p *pod, as device.Assignment) bool {
-	for _, other := range p.siblings(as) {
-		if a.running[p.demand.Pod.UID].Uses(other.Container.Name, time.Now().Add(-idleGrace)) {
+// sibling reports whether a sibling of a container is one of these.
+func (p *pod) sibling(as device.Assignment, is func(container string) bool) bool {
+	for other := range p.siblings(as) {
+		if is(other.Container.Name) {
 			return true
 		}
 	}
 	return false
 }
 
+// prepareAheadLocked requests the preparation of a container's next start, unless the runtime has a container that may use the devices. When it is created,
+// the kubelet has seen the end of these.
+func (a *Allocator) prepareAheadLocked(p *pod, as device.Assignment) {
+	exists := a.running[p.demand.Pod.UID].Has
+	if !exists(as.Container.Name) && !p.sibling(as, exists) {
+		a.prepareLocked(p, as)
+	}
+}
+
 // prepareNextLocked requests the preparation of what probably starts after a container has stopped: after an init container those to which it hands its
 // devices on. If it has failed instead, they are prepared for it again when it is created.
 func (a *Allocator) prepareNextLocked(p *pod, stopped device.Assignment) {
-	handsOn := false
+	next := []device.Assignment{stopped}
 	if p.init(stopped.Container.Name) {
-		at := slices.IndexFunc(p.assigned, func(as device.Assignment) bool { return as.Container == stopped.Container })
-		for i, next := range p.siblings(stopped) {
-			if i > at {
-				handsOn = true
-				a.prepareLocked(p, next)
-			}
+		after := p.assigned[slices.IndexFunc(p.assigned, func(as device.Assignment) bool { return as.Container == stopped.Container })+1:]
+		siblings := slices.Collect(p.siblings(stopped))
+		siblings = slices.DeleteFunc(siblings, func(as device.Assignment) bool { _, is := device.AssignmentOf(after, as.Container.Name); return !is })
+		if len(siblings) > 0 {
+			next = siblings
 		}
 	}
-	if !handsOn {
-		a.prepareLocked(p, stopped)
+	for _, as := range next {
+		a.prepareAheadLocked(p, as)
 	}
 }
 
@@ -192,14 +213,14 @@ func (a *Allocator) preparedLocked(p *pod, as device.Assignment, on occasion) *d
 	if other := a.preparingLocked(as); other != nil {
 		return &device.Readiness{State: device.Pending, Done: other.done, Wait: waitPreparing}
 	}
-	if a.siblingUsesLocked(p, as) {
-		return &device.Readiness{State: device.Pending, Wait: waitPreparing}
-	}
 	prep := p.preparations[as.Container.Name]
 	due := prep == nil || prep.err != nil && !time.Now().Before(prep.retry) || !prep.running && prep.err == nil && !prep.covers(a.preparesLocked(as))
 	if due && on == creating {
 		a.prepareLocked(p, as)
 		prep = p.preparations[as.Container.Name]
+	}
+	if prep == nil && on == creating { // the pod has just ended
+		return &device.Readiness{State: device.Waiting, Wait: waitPreparing}
 	}
 	if prep == nil {
 		return &device.Readiness{State: device.Pending, Wait: waitPreparing}

@@ -210,6 +210,132 @@ func TestPreStart_DevicesThatAreHandedOn_AreInNoUse(t *testing.T) {
 	})
 }
 
+// created has the runtime create a container, as often as the hook says that its devices are being prepared.
+func (r *harness) created(id, pod, name string) device.Running {
+	r.t.Helper()
+	c := running(id, pod, name)
+	st := r.RuntimeCreating(c)
+	for tries := 0; st.State == device.Pending && tries < 10; tries++ {
+		r.after(5 * time.Second)
+		st = r.RuntimeCreating(c)
+	}
+	if st.State != device.Ready {
+		r.t.Fatalf("%s stands %+v", name, st)
+	}
+	r.RuntimeInjected(c)
+	return c
+}
+
+// An init container that could not be started is removed when a later instance has ended and the app container runs.
+func TestPreStart_RemovalOfOlderContainer_TouchesNoDeviceInUse(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.plugins.cdi = true
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", wants("init", device.Init, gpu, 1), app(gpu, 1))
+		older := r.created("1", "a", "init")
+		r.after(time.Minute)
+		for id, name := range []string{"init", "main"} {
+			c := r.created(fmt.Sprint("later ", id), "a", name)
+			if err := r.RuntimeStarting(context.Background(), c); err != nil {
+				t.Fatal(err)
+			}
+			if name == "init" {
+				r.RuntimeStopped(c)
+			}
+		}
+		r.after(time.Minute)
+		r.plugins.prepared = nil
+		r.asked()
+		r.RuntimeStopped(older)
+		r.after(time.Minute)
+		if asked := r.asked(); len(r.plugins.prepared)+len(asked) > 0 {
+			t.Errorf("the calls for devices in use are %q and %q", r.plugins.prepared, asked)
+		}
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
+// Another NRI plugin has hidden the end of the init container: the kubelet has seen it.
+func TestPreStart_EndOfInitContainerIsHidden_NextStarts(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", wants("init", device.Init, gpu, 1), app(gpu, 1))
+		r.RuntimeStarting(context.Background(), r.created("1", "a", "init"))
+		r.created("2", "a", "main")
+	})
+}
+
+// A call for one container is under way when the call for another one fails: neither is the pod moved, nor is the plugin called again, before it ends.
+func TestPreStart_CallUnderWay_NoOtherForItsDevices(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		r.RuntimeSynced(nil, nil)
+		calls, underway := 0, map[device.ID]bool{}
+		check := func(what string, ids []device.ID) {
+			for _, id := range ids {
+				if underway[id] {
+					t.Errorf("%s for %s during PreStartContainer", what, id)
+				}
+			}
+		}
+		var of []device.ID
+		r.plugins.preparesDevices(func(ids []device.ID) {
+			check("PreStartContainer", ids)
+			of = ids
+		})
+		r.plugins.allocates(func(_ context.Context, _ device.ResourceName, ids []device.ID) error {
+			check("Allocate", ids)
+			return nil
+		})
+		r.plugins.prepares(func(context.Context) error {
+			calls++
+			if calls == 1 {
+				return errPlugin
+			}
+			ids := of
+			for _, id := range ids {
+				underway[id] = true
+			}
+			time.Sleep(20 * time.Second)
+			for _, id := range ids {
+				underway[id] = false
+			}
+			return nil
+		})
+		r.bind("a", wants("one", device.App, gpu, 1), wants("two", device.App, gpu, 1))
+		r.bind("0", app(gpu, 2))
+		r.after(5 * time.Minute)
+		if calls < 3 {
+			t.Errorf("%d calls", calls)
+		}
+		r.check()
+	})
+}
+
+// A hook asks about a container of a pod that has ended.
+func TestPreStart_PodHasEnded_HookDoesNotTurn(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.RuntimeStarting(context.Background(), r.created("1", "a", "main"))
+		r.Drop("a")
+		if st := r.RuntimeCreating(running("2", "a", "main")); st.State != device.Waiting {
+			t.Errorf("the container stands %+v", st)
+		}
+	})
+}
+
 // A Job's container has ended, and the plugin prepares its next start, when the pod's end is seen.
 func TestPreStart_PodEnds_DevicesAreReleasedAfterTheCall(t *testing.T) {
 	t.Parallel()

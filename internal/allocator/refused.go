@@ -127,7 +127,7 @@ func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait, fo
 // of an old grant is asked again. lacks is what the host lacks of them; empty: not known.
 func (a *Allocator) uncreatedLocked(p *pod, l *containers.Container, lacks string) {
 	as, has := p.of(l.Name)
-	if l.Started || !has || p.phase != settled {
+	if l.Started || l.Barred || !has || p.phase != settled || p.sibling(as, a.running[p.demand.Pod.UID].Runs) {
 		return
 	}
 	var names []string

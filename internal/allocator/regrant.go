@@ -43,6 +43,10 @@ const maxRegrants = 3
 
 // regrantLocked renews the lapsed grants of a pod.
 func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
+	if p.preparing() {
+		a.parkLocked(p, p.wait, 0) // the end of the call revives the pod
+		return
+	}
 	running := a.running[p.demand.Pod.UID]
 	starting := max(0, time.Until(running.InjectedLast().Add(idleGrace))) // so long its idle containers may be about to start
 	movable := !p.ran && !running.MayRun() && starting == 0
@@ -144,7 +148,7 @@ func (a *Allocator) moveLocked(p *pod, why device.Wait) {
 		proven := a.proveIdle(suspects)
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if p.phase == abandoned || p.newDemand != nil || !a.barLocked(p.demand.Pod.UID, proven) {
+		if p.phase == abandoned || p.newDemand != nil || p.preparing() || !a.barLocked(p.demand.Pod.UID, proven) {
 			a.failLocked(p, why, firstPause)
 			return
 		}

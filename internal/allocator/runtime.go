@@ -196,6 +196,12 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) *container
 		loops.Signal(a.kick) // a pod without containers may be given up
 	}
 	if !last {
+		if !a.running[uid].MayRun() { // those that are left have not been started
+			if p := a.pods[uid]; p == nil || !p.active() {
+				a.scheduleWriteLocked(0)
+			}
+			a.reviveLocked(a.pods[uid])
+		}
 		return c
 	}
 	a.disownLocked(uid)

@@ -182,7 +182,7 @@ func (a *Allocator) preparingLocked(as device.Assignment) *preparation {
 	if p == nil {
 		return nil
 	}
-	for _, other := range p.siblings(as) {
+	for other := range p.siblings(as) {
 		if prep := p.preparations[other.Container.Name]; prep != nil && prep.running {
 			return prep
 		}
@@ -206,8 +206,10 @@ func (a *Allocator) preparingLocked(as device.Assignment) *preparation {
 func (a *Allocator) consumeLocked(p *pod, name string) {
 	as, _ := p.of(name)
 	if len(p.preparations) > 0 {
-		for _, other := range p.siblings(as) {
-			delete(p.preparations, other.Container.Name)
+		for other := range p.siblings(as) {
+			if prep := p.preparations[other.Container.Name]; prep != nil && !prep.running {
+				delete(p.preparations, other.Container.Name)
+			}
 		}
 	}
 	if !p.demand.Shares() {

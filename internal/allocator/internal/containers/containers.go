@@ -69,17 +69,14 @@ func (p Pod) Unknown() bool {
 	return p.any(func(c *Container) bool { return len(c.UnknownDevices) > 0 })
 }
 
-// Has reports whether the pod has a container of that name.
-func (p Pod) Has(name string) bool { return p.any(func(c *Container) bool { return c.Name == name }) }
+// Has reports whether the pod has a container of that name that is not barred.
+func (p Pod) Has(name string) bool {
+	return p.any(func(c *Container) bool { return c.Name == name && !c.Barred })
+}
 
 // Runs reports whether a container of that name may run.
 func (p Pod) Runs(name string) bool {
 	return p.any(func(c *Container) bool { return c.Name == name && !c.Idle })
-}
-
-// Uses reports whether a container of that name may run, or has been created since a time, so that it may be about to start.
-func (p Pod) Uses(name string, since time.Time) bool {
-	return p.any(func(c *Container) bool { return c.Name == name && (!c.Idle || c.Injected.After(since)) })
 }
 
 // InjectedLast returns when devmgrd has last answered the creation of one of the pod's idle containers; zero: the runtime has listed all of them.
