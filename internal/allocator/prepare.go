@@ -19,6 +19,7 @@ import (
 type preparation struct {
 	shares  []device.Share // that it is about
 	running bool
+	begun   bool // its calls
 	err     error
 	retry   time.Time     // after a failure: earliest retry
 	tries   int           // consecutive failures
@@ -75,7 +76,7 @@ func (a *Allocator) prepareLocked(p *pod, as device.Assignment) {
 // startPreparingLocked makes the calls that prepareLocked has requested.
 func (a *Allocator) startPreparingLocked(ctx context.Context, c device.Container) {
 	p := a.pods[c.Pod]
-	if p == nil || p.preparations[c.Name] == nil {
+	if p == nil || p.preparations[c.Name] == nil || p.preparations[c.Name].begun {
 		return
 	}
 	as, ok := p.of(c.Name)
@@ -89,7 +90,7 @@ func (a *Allocator) startPreparingLocked(ctx context.Context, c device.Container
 		return
 	}
 	pod, prep, shares := p.demand.Pod, p.preparations[c.Name], a.preparesLocked(as)
-	prep.shares = shares
+	prep.shares, prep.begun = shares, true
 	a.work.Go(func() {
 		var err error
 		for _, s := range shares {
