@@ -30,12 +30,7 @@ func injectedIdle(r *harness) device.Running {
 	r.RuntimeSynced(nil, nil)
 	r.bind("a", app(gpu, 1))
 	r.bind("b", app(gpu, 1))
-	c := running("1", "a", "main")
-	if st := r.RuntimeCreating(c); st.State != device.Ready {
-		r.t.Fatalf("the container stands %+v", st)
-	}
-	r.RuntimeInjected(c)
-	return c
+	return r.created("1", "a", "main")
 }
 
 func TestContainer_CannotStart_EndedPodReleasesItsDevices(t *testing.T) {

@@ -117,8 +117,9 @@ func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparati
 		prep.tries = 0
 	}
 	close(prep.done)
-	a.changedLocked()            // NodePrepareResources waits for any change
-	switch p := a.pods[c.Pod]; { // its release, or a new grant, has waited for that
+	a.changedLocked() // NodePrepareResources waits for any change
+	// A new grant of the pod, or its release, has waited for that.
+	switch p := a.pods[c.Pod]; {
 	case p == nil:
 	case p.active():
 		a.reviveLocked(p)

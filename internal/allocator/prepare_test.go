@@ -169,21 +169,12 @@ func TestPreStart_DevicesThatAreHandedOn_AreInNoUse(t *testing.T) {
 		runs := func(name string, calls ...string) {
 			t.Helper()
 			n++
-			c := running(fmt.Sprint(n), "a", name)
-			st := r.RuntimeCreating(c)
-			for tries := 0; st.State == device.Pending && tries < 10; tries++ {
-				r.after(5 * time.Second)
-				st = r.RuntimeCreating(c)
-			}
-			if st.State != device.Ready {
-				t.Fatalf("%s stands %+v", name, st)
-			}
+			c := r.created(fmt.Sprint(n), "a", name)
 			if !slices.Equal(r.plugins.prepared, calls) {
 				t.Errorf("before the start of %s, the calls were %q, want %q", name, r.plugins.prepared, calls)
 			}
 			r.plugins.prepared = nil
-			r.RuntimeInjected(c)
-			for _, id := range st.Assignment.Shares[0].IDs {
+			for _, id := range r.Readiness(c.Container).Assignment.Shares[0].IDs {
 				used[id] = true
 			}
 			r.after(10 * time.Second)
