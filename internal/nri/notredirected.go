@@ -81,6 +81,6 @@ func (p *plugin) hasKubeletDir(pod *api.PodSandbox, ctr *api.Container) bool {
 		return false
 	}
 	p.Log.Warn("container not redirected; restart its pod",
-		"pod", identity(pod).String(), "container", ctr.GetName(), "at", ctr.GetMounts()[i].GetDestination())
+		"pod", identity(pod).String(), "container", nameOf(ctr), "at", ctr.GetMounts()[i].GetDestination())
 	return true
 }

@@ -1,6 +1,7 @@
 package nri
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -143,6 +144,7 @@ func identity(pod *api.PodSandbox) device.Pod {
 const (
 	sandboxUIDKey = "io.kubernetes.cri.sandbox-uid" // annotation by containerd
 	podUIDKey     = "io.kubernetes.pod.uid"         // label by the kubelet
+	nameKey       = "io.kubernetes.container.name"  // label by the kubelet
 
 	crioMetadataKey = "io.kubernetes.cri-o.Metadata" // annotation by CRI-O, of the CRI's ContainerMetadata
 )
@@ -158,12 +160,12 @@ func running(pod *api.PodSandbox, ctr *api.Container) device.Running {
 	return device.Running{ID: ctr.GetId(), Container: device.Container{Pod: device.PodUID(uid), Name: nameOf(ctr)}, Sandbox: ctr.GetPodSandboxId()}
 }
 
-// nameOf returns the container's name in its pod. CRI-O's is the kubelet's label, which other clients do not set; then it is in an
-// annotation.
+// nameOf returns the container's name in its pod. The kubelet's label counts first: containerd 2.1 to 2.3 name all containers restored from a checkpoint "containerd".
+// Other clients do not set the label, and CRI-O then has the name in an annotation only.
 func nameOf(ctr *api.Container) string {
 	var metadata struct{ Name string }
-	if ctr.GetName() == "" && json.Unmarshal([]byte(ctr.GetAnnotations()[crioMetadataKey]), &metadata) == nil {
-		return metadata.Name
+	if name := cmp.Or(ctr.GetLabels()[nameKey], ctr.GetName()); name != "" || json.Unmarshal([]byte(ctr.GetAnnotations()[crioMetadataKey]), &metadata) != nil {
+		return name
 	}
-	return ctr.GetName()
+	return metadata.Name
 }

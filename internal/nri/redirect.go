@@ -123,11 +123,11 @@ func (p *plugin) redirectMounts(adj *api.ContainerAdjustment, pod *api.PodSandbo
 	}
 	for _, m := range instead {
 		adj.AddMount(mapped(ctr, m))
-		p.Log.Info("redirected kubelet's plugin directory", "pod", pod.GetNamespace()+"/"+pod.GetName(), "container", ctr.GetName(), "at", m.Destination, "to", m.Source)
+		p.Log.Info("redirected kubelet's plugin directory", "pod", pod.GetNamespace()+"/"+pod.GetName(), "container", nameOf(ctr), "at", m.Destination, "to", m.Source)
 	}
 	for _, at := range shared {
 		p.Log.Info("cannot redirect mount above kubelet's plugin directory",
-			"pod", pod.GetNamespace()+"/"+pod.GetName(), "container", ctr.GetName(), "at", at)
+			"pod", pod.GetNamespace()+"/"+pod.GetName(), "container", nameOf(ctr), "at", at)
 	}
 	return nil
 }

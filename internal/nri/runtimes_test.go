@@ -181,6 +181,19 @@ func TestRuntimes_ContainerWithoutName_IsFoundOrRefused(t *testing.T) {
 	}
 }
 
+// containerd 2.1 to 2.3 name a container that they restore from a checkpoint "containerd". Its label has the name.
+func TestRuntimes_RestoredContainerWithAnotherName_GetsItsDevices(t *testing.T) {
+	t.Parallel()
+	p, w := newPlugin(t)
+	w.set(ready())
+	c := container()
+	c.Name, c.Labels = "containerd", map[string]string{nameKey: main.Name}
+	adj, _, err := p.CreateContainer(t.Context(), sandbox(), c)
+	if err != nil || len(adj.GetAnnotations()[stampKey]) == 0 {
+		t.Errorf("the answer is %v (%v), without the devices", adj, err)
+	}
+}
+
 // The stub's table of releases wants a v before the version, which CRI-O's does not have. Nothing depends on it.
 func TestRuntimes_VersionOfCRIO_IsNoWarning(t *testing.T) {
 	t.Parallel()
