@@ -50,6 +50,9 @@ func (p *plugin) Synchronize(_ context.Context, listed []*api.PodSandbox, contai
 		pod := pods[c.GetPodSandboxId()]
 		r := running(pod, c)
 		present.addID(string(r.Container.Pod), c.GetPodSandboxId(), "") // the runtime may leave out a sandbox that it cannot reach
+		if ended(c) {
+			continue
+		}
 		r.Stamp, r.Digests = p.says(pod, c, r.Container, kubelets.Pods[r.Container.Pod][r.Container.Name], &expandable, &copied)
 		if at := c.GetCreatedAt(); at > 0 {
 			r.Made = time.Unix(0, at)
@@ -71,6 +74,12 @@ func (p *plugin) Synchronize(_ context.Context, listed []*api.PodSandbox, contai
 		p.Log.Info("synchronized with container runtime", "pods", len(listed), "containers", len(all))
 	})
 	return nil, nil
+}
+
+// ended reports whether a listed container has ended. One that ends while the runtime makes the list is in it, by containerd 2.3 and later in an unknown state,
+// and containerd reports its end at its removal or not at all.
+func ended(c *api.Container) bool {
+	return c.GetState() == api.ContainerState_CONTAINER_STOPPED || c.GetFinishedAt() > 0
 }
 
 // says returns the devices and the digests that a container says it has. Of each resource its own stamp or CDI devices count, then the kubelet's file, which has what was

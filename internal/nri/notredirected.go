@@ -71,9 +71,9 @@ func (s *notRedirected) count() float64 {
 	return float64(len(s.containers))
 }
 
-// hasKubeletDir reports whether a container that has not ended has a mount that devmgrd would have redirected.
+// hasKubeletDir reports whether a container has a mount that devmgrd would have redirected.
 func (p *plugin) hasKubeletDir(pod *api.PodSandbox, ctr *api.Container) bool {
-	if p.Redirect == nil || pod.GetAnnotations()[redirectKey] == "false" || ctr.GetState() == api.ContainerState_CONTAINER_STOPPED {
+	if p.Redirect == nil || pod.GetAnnotations()[redirectKey] == "false" {
 		return false
 	}
 	i := slices.IndexFunc(ctr.GetMounts(), p.Redirect.names)

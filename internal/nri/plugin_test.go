@@ -438,6 +438,30 @@ func TestSynchronize_ReportsAllContainers(t *testing.T) {
 	}
 }
 
+// A container that ends while the runtime makes its list is in it, and no report of its end may follow.
+func TestSynchronize_EndedContainers_AreLeftOut(t *testing.T) {
+	t.Parallel()
+	p, w := newPlugin(t)
+	var all []*api.Container
+	for id, c := range map[string]*api.Container{
+		"stopped":               {State: api.ContainerState_CONTAINER_STOPPED},
+		"containerd 2.3: ended": {State: api.ContainerState_CONTAINER_UNKNOWN, FinishedAt: 7},
+		"unknown":               {State: api.ContainerState_CONTAINER_UNKNOWN, FinishedAt: time.Time{}.UnixNano()},
+	} {
+		c.Id, c.PodSandboxId, c.Name = id, "s", "main"
+		all = append(all, c)
+	}
+	if _, err := p.Synchronize(t.Context(), []*api.PodSandbox{sandbox()}, all); err != nil {
+		t.Fatal(err)
+	}
+	if len(w.synced) != 1 || w.synced[0].ID != "unknown" {
+		t.Errorf("synced %+v, want only the container that may run", w.synced)
+	}
+	if !p.Presence.sandboxes.has("uid") {
+		t.Error("the pod has no sandbox")
+	}
+}
+
 // A container that was created without devmgrd is reported for as long as it runs.
 func TestNotRedirected_UntilItEnds(t *testing.T) {
 	t.Parallel()
