@@ -190,6 +190,32 @@ func TestIdleContainer_DevicesReleased_MustNotStart(t *testing.T) {
 	})
 }
 
+// The kubelet starts the container while devmgrd is not connected.
+func TestIdleContainer_DevicesReleased_StartedUnseen_UsesThemAgain(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		idle := listedIdle(r)
+		r.Drop("a")
+		r.after(time.Minute)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.RuntimeLost()
+		started := idle
+		started.Idle = false
+		r.RuntimeSynced([]device.Running{started}, nil)
+		synctest.Wait()
+		if n := r.metric("devmgrd_devices_disputed", string(gpu)); n != 1 {
+			t.Errorf("%v devices are in dispute", n)
+		}
+		r.Drop("b")
+		r.bind("c", app(gpu, 1))
+		r.after(time.Hour)
+		r.expect("c", "main", "waiting NotEnoughDevices")
+		r.RuntimeStopped(started)
+		r.expect("c", "main", "ready vendor.com/gpu[d0]")
+		r.check()
+	})
+}
+
 // devmgrd restarts after the release, and knows the container only by its stamp.
 func TestIdleContainer_DevicesOfAnotherPod_MustNotStart(t *testing.T) {
 	t.Parallel()

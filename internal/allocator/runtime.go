@@ -77,7 +77,10 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 			a.acceptedLocked(p, l.Name)
 		}
 		if was := before[r.Container.Pod][r.ID]; was != nil {
-			l.Reported, l.Barred, l.Disbelieved = was.Reported, was.Barred, was.Disbelieved
+			l.Reported, l.Barred, l.Disbelieved = was.Reported, was.Barred && r.Idle, was.Disbelieved
+			if was.Barred && !r.Idle { // while devmgrd was not connected
+				a.cfg.Log.Error("container has started after the release of its devices", "uid", r.Container.Pod, "container", l.Name, "id", r.ID)
+			}
 		}
 		if l.Barred {
 			continue // the container's devices have been released
