@@ -179,6 +179,7 @@ type podLists struct {
 // runtimeReport is what the container runtime has said (runtime.go).
 type runtimeReport struct {
 	running       containers.Containers // its containers
+	room          int                   // how many more devices may be recorded of containers whose requests are not known
 	runtimeSynced bool                  // running is complete
 	syncedAt      time.Time             // when the runtime last listed its containers; zero: it has not
 	catchingUp    chan struct{}         // nil, or closed when all reports have been applied

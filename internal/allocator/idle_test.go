@@ -327,6 +327,75 @@ func TestStart_OfAKnownContainer_Passes(t *testing.T) {
 	})
 }
 
+// CRI-O creates a container while it lists its containers: neither the list nor an earlier report has it.
+func TestStart_OfAnUnlistedContainer_UsesItsDevices(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1), wants("side", device.App, gpu, 1))
+		c, lacks := running("1", "a", "main"), device.Wait{Reason: device.HostDeviceMissing, Message: "/dev/d1 is gone"}
+		c.Stamp = device.Choice{gpu: {"d0"}}
+		if err := r.RuntimeStarting(context.Background(), c); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			r.Refused(device.Container{Pod: "a", Name: "side"}, lacks, true)
+			r.after(time.Minute)
+			r.expect("a", "main", "ready vendor.com/gpu[d0]")
+			r.expect("a", "side", "ready vendor.com/gpu[d1]")
+			r.RuntimeStopped(c) // the pod has run all the same
+		}
+		if n := r.metric("devmgrd_started_without_devices_total"); n != 0 {
+			t.Errorf("%v containers are said to have started without devices", n)
+		}
+		bare := running("2", "a", "side")
+		if err := r.RuntimeStarting(context.Background(), bare); err != nil {
+			t.Fatal(err)
+		}
+		if n := r.metric("devmgrd_started_without_devices_total"); n != 1 {
+			t.Errorf("%v containers are said to have started without devices, want 1", n)
+		}
+	})
+}
+
+// Its pod has left, and its device is another pod's.
+func TestStart_OfAnUnlistedContainer_DevicesOfAnotherPod_MustNotStart(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("b", app(gpu, 1))
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		c := running("1", "a", "main")
+		c.Stamp = device.Choice{gpu: {"d0"}}
+		if err := r.RuntimeStarting(context.Background(), c); err == nil {
+			t.Error("a container starts with a device of another pod")
+		}
+		r.RuntimeStopped(c)
+		r.check()
+	})
+}
+
+// A container starts while devmgrd is not connected, and ends. Then its pod has run, as if the start had been reported.
+func TestStart_Unseen_PodKeepsItsDevices(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.RuntimeLost()
+		c := running("1", "a", "main")
+		c.Stamp = device.Choice{gpu: {"d0"}}
+		r.RuntimeSynced([]device.Running{c}, nil)
+		synctest.Wait()
+		r.RuntimeStopped(c)
+		r.Refused(c.Container, device.Wait{Reason: device.HostDeviceMissing, Message: "/dev/d0 is gone"}, true)
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
 // Another NRI plugin fails in StopContainer and RemoveContainer, which hides both from devmgrd.
 func TestSandboxRemoved_EndsItsContainers(t *testing.T) {
 	t.Parallel()

@@ -69,11 +69,12 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 			a.wakeLocked(r, false)
 		}
 	}
-	own, room := ledger.Index{}, maxSaid
+	own := ledger.Index{}
+	a.room = maxSaid
 	for _, r := range all {
-		l := a.addRunningLocked(r, len(r.Stamp)+len(r.Digests) > 0)
+		l, p := a.addRunningLocked(r, len(r.Stamp)+len(r.Digests) > 0), a.pods[r.Container.Pod]
 		l.Started = !r.Idle
-		if p := a.pods[r.Container.Pod]; p != nil && l.Started {
+		if p != nil && l.Started {
 			a.acceptedLocked(p, l.Name)
 		}
 		if was := before[r.Container.Pod][r.ID]; was != nil {
@@ -85,7 +86,10 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 		if l.Barred {
 			continue // the container's devices have been released
 		}
-		l.Stamped = a.believeLocked(r, l, own, &room)
+		l.Stamped = a.believeLocked(r, l, own)
+		if p != nil && l.Started && l.Granted {
+			p.ran = true
+		}
 	}
 	a.runtimeSynced, a.syncedAt = true, time.Now()
 	a.replaceLocked(local, true)
@@ -161,9 +165,18 @@ func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error
 		}
 	}
 	defer a.mu.Unlock()
-	l := a.running[r.Container.Pod][r.ID]
-	if l == nil {
-		return nil
+	return a.startingLocked(r)
+}
+
+// startingLocked records that a container starts, or returns why it must not. CRI-O may have created it while it listed its containers: then the list lacks it.
+func (a *Allocator) startingLocked(r device.Running) error {
+	l, p := a.running[r.Container.Pod][r.ID], a.pods[r.Container.Pod]
+	unlisted := l == nil
+	if unlisted {
+		r.Idle = true
+		l = a.addRunningLocked(r, false)
+		l.Stamped = a.believeLocked(r, l, ledger.Index{})
+		a.changedLocked()
 	}
 	if l.Idle {
 		switch {
@@ -172,14 +185,17 @@ func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error
 		case l.Injected.IsZero() && a.ledger.Conflicting[r.Container.Pod][l.Name] != nil:
 			return errConflicting
 		}
-		a.usedLocked(a.pods[r.Container.Pod])
+		a.usedLocked(p)
 	}
 	l.Idle, l.Started = false, true
-	if p := a.pods[r.Container.Pod]; p != nil {
+	if p != nil {
 		if _, has := p.of(l.Name); has {
 			p.ran = true
 		}
 		a.acceptedLocked(p, l.Name)
+	}
+	if unlisted {
+		a.auditLocked(p)
 	}
 	return nil
 }

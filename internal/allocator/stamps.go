@@ -95,9 +95,8 @@ func (a *Allocator) log(no disbelief, c device.Container, id string, l *containe
 		"resource", device.Clip(string(no.resource)), "why", no.why, "more", no.more)
 }
 
-// believeLocked takes over what a container says it has, and reports whether anything of it counts. room is how many devices may still be recorded without a known
-// request.
-func (a *Allocator) believeLocked(r device.Running, l *containers.Container, own ledger.Index, room *int) (any bool) {
+// believeLocked takes over what a container says it has, and reports whether anything of it counts.
+func (a *Allocator) believeLocked(r device.Running, l *containers.Container, own ledger.Index) (any bool) {
 	requested, known := a.requestedLocked(r.Container)
 	var no disbelief
 	for _, resource := range slices.Sorted(maps.Keys(r.Stamp)) {
@@ -111,7 +110,7 @@ func (a *Allocator) believeLocked(r device.Running, l *containers.Container, own
 				a.ledger.Quarantine(r.Container, resource, short(ids), own)
 			}
 		default:
-			why = a.setAsideLocked(r.Container, l, resource, short(ids), own, room)
+			why = a.setAsideLocked(r.Container, l, resource, short(ids), own)
 		}
 		if why != "" {
 			no.add(resource, why)
@@ -140,7 +139,7 @@ func short(ids []device.ID) []device.ID {
 }
 
 // setAsideLocked records devices of a container whose request is not known, or returns why not.
-func (a *Allocator) setAsideLocked(c device.Container, l *containers.Container, r device.ResourceName, ids []device.ID, own ledger.Index, room *int) string {
+func (a *Allocator) setAsideLocked(c device.Container, l *containers.Container, r device.ResourceName, ids []device.ID, own ledger.Index) string {
 	if _, err := device.ParseResourceName(string(r)); err != nil {
 		return err.Error()
 	}
@@ -148,11 +147,11 @@ func (a *Allocator) setAsideLocked(c device.Container, l *containers.Container, 
 		return "it names too many resources that no plugin has"
 	}
 	lists.Put(&l.Said, r, ids)
-	if len(ids) > *room {
+	if len(ids) > a.room {
 		a.pauseLocked(c, "", l, r)
 		return ""
 	}
-	*room -= len(ids)
+	a.room -= len(ids)
 	a.ledger.Quarantine(c, r, ids, own)
 	return ""
 }

@@ -116,6 +116,9 @@ func (p *plugin) StartContainer(ctx context.Context, pod *api.PodSandbox, ctr *a
 	ctx, cancel := context.WithTimeout(ctx, budget(ctx))
 	defer cancel()
 	r := running(pod, ctr)
+	if left := maxCopied; !fromPod(pod, ctr) { // it counts if the runtime has not listed the container
+		r.Stamp, r.Digests = stamped(ctr.GetAnnotations(), &left)
+	}
 	if err := p.Runtime.RuntimeStarting(ctx, r); err != nil {
 		p.Log.Warn("container must not start", "pod", identity(pod).String(), "uid", r.Container.Pod, "container", nameOf(ctr), "err", err)
 		return fmt.Errorf("devmgrd: container %s of pod %s must not start: %w", nameOf(ctr), identity(pod), err)

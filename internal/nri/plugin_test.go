@@ -507,6 +507,17 @@ func TestStartContainer(t *testing.T) {
 	if err := p.StartContainer(t.Context(), sandbox(), container()); err != nil {
 		t.Error(err)
 	}
+	for _, of := range []map[string]string{nil, {stampKey: `{"a.com/x":["1"]}`}} { // CRI-O copies the pod's annotations
+		pod, ctr := sandbox(), container()
+		pod.Annotations, ctr.Annotations = of, map[string]string{stampKey: `{"a.com/x":["1"]}`}
+		if err := p.StartContainer(t.Context(), pod, ctr); err != nil {
+			t.Error(err)
+		}
+		if n := len(w.starting) - 1; (len(w.starting[n].Stamp) == 1) != (of == nil) {
+			t.Errorf("a container of a pod with the annotations %v starts with the stamp %v", of, w.starting[n].Stamp)
+		}
+	}
+	w.starting = w.starting[:1]
 	w.barred = errors.New("its devices are gone")
 	err := p.StartContainer(t.Context(), nil, container())
 	if err == nil || !strings.Contains(err.Error(), "container main") || !strings.Contains(err.Error(), "its devices are gone") {

@@ -34,7 +34,7 @@ const (
 	maxStamp  = 4 << 20
 )
 
-// maxExpanded bounds the devices in all stamps of one synchronization, and maxCopied those that pods' own annotations name. Lists and ranges beyond it count as
+// maxExpanded bounds the devices in all stamps of one synchronization, and maxCopied those that pods' own annotations name, and those in the stamp of a container that starts. Lists and ranges beyond it count as
 // a digest without a match.
 const (
 	maxExpanded = 1 << 20
