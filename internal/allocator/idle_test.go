@@ -327,6 +327,35 @@ func TestStart_OfAKnownContainer_Passes(t *testing.T) {
 	})
 }
 
+// The runtime does not report the start of a restored container, which so counts as started from its creation.
+func TestContainer_Restored_CountsAsStarted(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.cdi = true
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.bind("b", app(gpu, 1))
+		create := func(id string) device.Running {
+			c := running(id, "a", "main")
+			c.Restored = true
+			r.RuntimeCreating(c)
+			r.RuntimeInjected(c)
+			return c
+		}
+		r.RuntimeStopped(create("1"))
+		if w, _ := r.Snapshot().Pod("ns", "a"); w.State != device.Ready {
+			t.Errorf("its end counts as that of a container that could not be created: %+v", w.Wait)
+		}
+		c := create("2")
+		r.Drop("a")
+		r.after(time.Hour)
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.RuntimeStopped(c)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
 // CRI-O creates a container while it lists its containers: neither the list nor an earlier report has it.
 func TestStart_OfAnUnlistedContainer_UsesItsDevices(t *testing.T) {
 	t.Parallel()

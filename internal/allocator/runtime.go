@@ -124,7 +124,7 @@ func (a *Allocator) RuntimeLost() {
 }
 
 // RuntimeInjected reports that the hook has answered the creation of a container: the runtime has all that the container needs. It is idle until
-// RuntimeStarting.
+// RuntimeStarting, unless it is restored.
 func (a *Allocator) RuntimeInjected(r device.Running) {
 	a.report(func() {
 		l := a.addRunningLocked(r, true)
@@ -136,6 +136,9 @@ func (a *Allocator) RuntimeInjected(r device.Running) {
 			delete(p.fresh, name)
 			delete(p.preparations, name) // this start consumes the preparation
 			a.consumeLocked(p, name)
+		}
+		if r.Restored {
+			_ = a.startingLocked(r) // a new container is not refused
 		}
 	})
 }

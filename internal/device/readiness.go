@@ -69,6 +69,7 @@ type Running struct {
 	Digests   map[ResourceName]string // Digest of lists too long for the stamp; an empty digest matches nothing
 	Made      time.Time               // zero: not known
 	Idle      bool                    // created and not started when the runtime listed it
+	Restored  bool                    // from a checkpoint: no report of its start will come
 	Lacks     string                  // of one that ended before it started: what the host lacks of its CDI devices; empty: nothing is known
 }
 

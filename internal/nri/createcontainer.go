@@ -112,6 +112,9 @@ func (p *plugin) addDevices(ctx context.Context, adj *api.ContainerAdjustment, i
 			}
 			return err
 		}
+		if c.Restored { // no start of it is reported, so none is missing
+			break
+		}
 		if times, validated, report := p.attempts.given(c.Container, c.ID, cdiNames(st.Assignment.Shares)); report {
 			p.notStarted(id, c.Container.Name, times, validated)
 		}

@@ -146,6 +146,8 @@ const (
 	podUIDKey     = "io.kubernetes.pod.uid"         // label by the kubelet
 	nameKey       = "io.kubernetes.container.name"  // label by the kubelet
 
+	restoredKey = "restored" // annotation by containerd: the container is restored from a checkpoint
+
 	crioMetadataKey = "io.kubernetes.cri-o.Metadata" // annotation by CRI-O, of the CRI's ContainerMetadata
 )
 
@@ -157,7 +159,9 @@ func running(pod *api.PodSandbox, ctr *api.Container) device.Running {
 	if uid == "" {
 		uid = ctr.GetLabels()[podUIDKey]
 	}
-	return device.Running{ID: ctr.GetId(), Container: device.Container{Pod: device.PodUID(uid), Name: nameOf(ctr)}, Sandbox: ctr.GetPodSandboxId()}
+	_, isCopy := pod.GetAnnotations()[restoredKey] // its owner has written it
+	return device.Running{ID: ctr.GetId(), Container: device.Container{Pod: device.PodUID(uid), Name: nameOf(ctr)}, Sandbox: ctr.GetPodSandboxId(),
+		Restored: ctr.GetAnnotations()[restoredKey] == "true" && !isCopy}
 }
 
 // nameOf returns the container's name in its pod. The kubelet's label counts first: containerd 2.1 to 2.3 name all containers restored from a checkpoint "containerd".

@@ -2,6 +2,7 @@ package nri
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -191,6 +192,32 @@ func TestRuntimes_RestoredContainerWithAnotherName_GetsItsDevices(t *testing.T) 
 	adj, _, err := p.CreateContainer(t.Context(), sandbox(), c)
 	if err != nil || len(adj.GetAnnotations()[stampKey]) == 0 {
 		t.Errorf("the answer is %v (%v), without the devices", adj, err)
+	}
+}
+
+// containerd 2.1 to 2.3 report no start of a restored container. An annotation of its pod, which other runtimes copy, says nothing.
+func TestRuntimes_RestoredContainer_HasNoStart(t *testing.T) {
+	t.Parallel()
+	for _, restored := range []bool{true, false} {
+		p, w := newPlugin(t)
+		pod, c := sandbox(), container()
+		c.Annotations = map[string]string{restoredKey: "true"}
+		if !restored {
+			pod.Annotations[restoredKey] = "true"
+		}
+		for id := range 5 {
+			w.set(ready())
+			c.Id = fmt.Sprint("c", id)
+			if _, _, err := p.CreateContainer(t.Context(), pod, c); err != nil {
+				t.Fatal(err)
+			}
+			if w.started[id].Restored != restored {
+				t.Errorf("created as restored: %v, want %v", !restored, restored)
+			}
+		}
+		if restored != (len(w.notStarted) == 0) {
+			t.Errorf("restored: %v, and reported as not started: %q", restored, w.notStarted)
+		}
 	}
 }
 
