@@ -83,8 +83,8 @@ type Journal interface {
 
 // Host reports which processes run on this machine.
 type Host interface {
-	// HasProcesses reports whether a container has processes. container is the runtime's ID.
-	HasProcesses(container string) (bool, error)
+	// ContainersWithProcesses returns the containers, of those given by the runtime's IDs, that have processes.
+	ContainersWithProcesses([]string) (map[string]bool, error)
 	// PodsWithProcesses returns the pods, of those given, that have processes in containers or sandboxes, with a few of these.
 	PodsWithProcesses([]device.PodUID) (map[device.PodUID][]device.Process, error)
 }

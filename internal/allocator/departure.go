@@ -8,6 +8,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/containers"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -312,12 +313,13 @@ func (a *Allocator) idleLocked(uid device.PodUID) (all []idle) {
 // proveIdle returns the idle containers that have no process. The others count as started.
 func (a *Allocator) proveIdle(suspects []idle) map[*containers.Container]bool {
 	proven := map[*containers.Container]bool{}
+	var occupied map[string]bool
+	var err error
+	if a.cfg.Host != nil && len(suspects) > 0 {
+		occupied, err = a.cfg.Host.ContainersWithProcesses(lists.Map(suspects, func(c idle) string { return c.id }))
+	}
 	for _, c := range suspects {
-		alive, err := true, error(nil)
-		if a.cfg.Host != nil {
-			alive, err = a.cfg.Host.HasProcesses(c.id)
-		}
-		if err == nil && !alive {
+		if a.cfg.Host != nil && err == nil && !occupied[c.id] {
 			proven[c.Container] = true
 			continue
 		}

@@ -49,6 +49,7 @@ type fakePlugins struct {
 	alive       map[string]bool        // containers with processes, by the runtime's IDs
 	haunted     map[device.PodUID]bool // pods with processes
 	walks       int                    // how often the host has been asked about a pod
+	looked      []int                  // about how many containers at a time it has been asked
 	forgetFails bool
 	forgotten   func() // Forget calls it when it has dropped the resource
 	blind       error  // why the host cannot list the pods with processes
@@ -230,11 +231,16 @@ func (s *fakePlugins) PreStart(ctx context.Context, _ device.Pod, c device.Conta
 	return nil
 }
 
-// HasProcesses replaces the host's.
-func (s *fakePlugins) HasProcesses(container string) (bool, error) {
+// ContainersWithProcesses replaces the host's.
+func (s *fakePlugins) ContainersWithProcesses(ids []string) (map[string]bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.alive[container], nil
+	s.looked = append(s.looked, len(ids))
+	found := map[string]bool{}
+	for _, id := range ids {
+		found[id] = s.alive[id]
+	}
+	return found, nil
 }
 
 func (s *fakePlugins) PodsWithProcesses(asked []device.PodUID) (map[device.PodUID][]device.Process, error) {

@@ -2,6 +2,7 @@ package allocator_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -49,6 +50,23 @@ func TestContainer_CannotStart_EndedPodReleasesItsDevices(t *testing.T) {
 		}
 		r.RuntimeStopped(c) // it is removed
 		r.check()
+	})
+}
+
+// The host is asked once about all of them, at each look: it walks over all its cgroups.
+func TestContainer_ManyCannotStart_HostIsAskedOnce(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		injectedIdle(r)
+		for _, id := range []string{"2", "3", "4"} {
+			r.created(id, "a", "main")
+		}
+		r.Drop("a")
+		r.after(time.Minute)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		if slices.ContainsFunc(r.plugins.looked, func(n int) bool { return n != 4 }) || len(r.plugins.looked) == 0 {
+			t.Errorf("the host was asked about %v containers at a time, want 4", r.plugins.looked)
+		}
 	})
 }
 

@@ -5,7 +5,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/locks"
 )
 
-// attempts counts for each container, over one connection, how often devmgrd answered with its devices without a start. The runtime
+// attempts counts for each container, over one connection, how often devmgrd answered without a start. The runtime
 // does not report failures after devmgrd's answer: two NRI plugins that set the same entry, another plugin that refuses, a device
 // node that the OCI runtime cannot create. The kubelet retries such a container for ever.
 type attempts struct {
@@ -26,7 +26,7 @@ const (
 	maxAttempts      = 1024
 )
 
-// given counts an answer with a container's devices. It returns the number of earlier answers without a start, whether the last one
+// given counts an answer with a container's devices, or with none. It returns the number of earlier answers without a start, whether the last one
 // passed validation, and whether to report that.
 func (a *attempts) given(c device.Container, id string, cdi []string) (times int, validated, report bool) {
 	a.mu.Lock()
@@ -63,7 +63,27 @@ func (a *attempts) unstarted(c device.Container, id string) (cdi []string) {
 	return cdi
 }
 
-// forget ends a container's count: it starts, or is refused for a known reason.
+// former returns, once, the former container of a name if it has not started, with its CDI devices; empty: there is none.
+func (a *attempts) former(c device.Container, id string) (former string, cdi []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if one := a.all[c]; one != nil && one.id != id && c.Name != "" {
+		former, cdi = one.id, one.cdi
+		one.id, one.cdi = "", nil
+	}
+	return former, cdi
+}
+
+// explain ends a container's count: it is refused for a known reason.
+func (a *attempts) explain(c device.Container) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if one := a.all[c]; one != nil {
+		one.times, one.cdi = 0, nil
+	}
+}
+
+// forget ends a container's count: it starts.
 func (a *attempts) forget(c device.Container) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

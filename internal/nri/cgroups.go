@@ -23,27 +23,26 @@ const CgroupRoot = "/sys/fs/cgroup"
 // cgroups as they like in those that systemd delegates to them, such as user@1000.service.
 type Cgroups string
 
-// HasProcesses reports whether a container may have processes: whether it has a cgroup that is not known to be empty. containerd and CRI-O
+// ContainersWithProcesses returns the containers that may have processes: those with a cgroup that is not known to be empty. containerd and CRI-O
 // name it after the container's ID with each cgroup driver: cri-containerd-<id>.scope, crio-<id>.scope or <id>. Containers of virtual
 // machines may have no cgroup on the host: for them StartContainer is the only proof of a start.
-func (c Cgroups) HasProcesses(container string) (found bool, err error) {
-	if container == "" {
-		return false, fmt.Errorf("looking for processes of a container without an ID")
-	}
-	err = c.walk(func(path string) error {
-		switch {
-		case strings.Contains(filepath.Base(path), container) && !empty(path):
-			found = true
-			return fs.SkipAll
-		case cgroups.PodAt(filepath.Dir(path)) != "":
+func (c Cgroups) ContainersWithProcesses(ids []string) (map[string]bool, error) {
+	occupied := map[string]bool{}
+	err := c.walk(func(path string) error {
+		for _, id := range ids {
+			if strings.Contains(filepath.Base(path), id) && !empty(path) { // each cgroup may be that of a container without an ID
+				occupied[id] = true
+			}
+		}
+		if cgroups.PodAt(filepath.Dir(path)) != "" {
 			return fs.SkipDir // below the cgroup of a container, its processes may make others
 		}
 		return nil
 	})
 	if err != nil {
-		return false, fmt.Errorf("looking for processes of container %s: %w", container, err)
+		return nil, fmt.Errorf("looking for processes of containers: %w", err)
 	}
-	return found, nil
+	return occupied, nil
 }
 
 // namedProcesses is the number of a pod's processes that PodsWithProcesses names.

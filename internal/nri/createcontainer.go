@@ -38,6 +38,7 @@ func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 	ctx, cancel := context.WithTimeout(ctx, min(budget(ctx), max(p.allowances.left(id.Namespace), leastPatience)))
 	defer cancel()
 
+	p.endFormer(ctx, id.Namespace, running(pod, ctr))
 	adj = &api.ContainerAdjustment{}
 	if err = p.redirectMounts(adj, pod, ctr); err == nil && len(adj.Mounts) > 0 {
 		err = fits(pod, ctr, adj)
@@ -102,6 +103,7 @@ func (p *plugin) addDevices(ctx context.Context, adj *api.ContainerAdjustment, i
 			p.Allocator.RuntimeAborted(c)
 			return err
 		}
+		p.attempts.given(c.Container, c.ID, nil)
 	case device.Ready:
 		if err := p.inject(ctx, adj, id, st, pod, ctr); err != nil {
 			p.Allocator.RuntimeAborted(c)

@@ -80,7 +80,7 @@
 //   - A container that asks for no device passes at once if its pod is known; an unknown pod is read from the API server before.
 //   - The hook calls no plugin. CreateContainer's disk accesses are: a plugin pod's own directory, made for the pod's first container; the
 //     stat of what it injects, and the directory that it makes for a missing mount source; and the CDI specifications, if
-//     an answer has CDI devices and plain ones, or a claim has a plugin's CDI devices. If the host does not answer, the containers that need the source are
+//     an answer has CDI devices and plain ones, a claim has a plugin's CDI devices, or CRI-O could not create the former container with CDI devices. If the host does not answer, the containers that need the source are
 //     refused, with the path in the message.
 //   - The runtime calls all hooks of a node one after the other under one lock. So the hook waits for an allocation in
 //     progress at most MaxWait, and for the one read of an unknown pod at most liveRead. As a whole the hook takes 1 s at most, or three quarters of the runtime's

@@ -143,16 +143,35 @@ func (p *plugin) stopped(ctx context.Context, event string, pod *api.PodSandbox,
 	p.answers.take(ctr.GetId())
 	p.notRedirected.remove(ctr.GetId())
 	c := running(pod, ctr)
-	if names := p.attempts.unstarted(c.Container, c.ID); len(names) > 0 {
-		namespace := pod.GetNamespace()
+	p.reportEnd(ctx, pod.GetNamespace(), c, p.attempts.unstarted(c.Container, c.ID))
+	return nil
+}
+
+// endFormer reports the end of the former container of a name if it has not started. CRI-O does not report that it could not create a container, and the
+// kubelet creates no other while it means to start the former one.
+func (p *plugin) endFormer(ctx context.Context, namespace string, c device.Running) {
+	if !p.features.Load().crio {
+		return
+	}
+	former, cdi := p.attempts.former(c.Container, c.ID)
+	if former == "" {
+		return
+	}
+	p.answers.take(former)
+	c.ID = former
+	p.reportEnd(ctx, namespace, c, cdi)
+}
+
+// reportEnd reports the end of a container. cdi are its CDI devices if it has not started.
+func (p *plugin) reportEnd(ctx context.Context, namespace string, c device.Running, cdi []string) {
+	if len(cdi) > 0 {
 		ctx, cancel := context.WithTimeout(ctx, min(budget(ctx), p.allowances.left(namespace)))
 		defer cancel()
 		began := time.Now()
-		c.Lacks, _ = checkHost(ctx, p.hostChecks.ForHook(namespace), "files of CDI devices", strings.Join(names, ", "), func() (string, error) { return cdiLacks(cdiDirs, names), nil })
+		c.Lacks, _ = checkHost(ctx, p.hostChecks.ForHook(namespace), "files of CDI devices", strings.Join(cdi, ", "), func() (string, error) { return cdiLacks(cdiDirs, cdi), nil })
 		if ctx.Err() != nil {
 			p.allowances.spend(namespace, time.Since(began))
 		}
 	}
 	p.Runtime.RuntimeStopped(c)
-	return nil
 }

@@ -182,6 +182,61 @@ func TestRuntimes_ContainerWithoutName_IsFoundOrRefused(t *testing.T) {
 	}
 }
 
+// CRI-O reports nothing of a container that it could not create. The next one of that name is the report.
+func TestRuntimes_ContainerIsNotCreated_EndIsReportedOnce(t *testing.T) {
+	t.Parallel()
+	for runtime, reports := range map[[2]string]bool{containerd22: false, crio136: true} {
+		for _, st := range []device.Readiness{ready(), {State: device.NoDevices}} {
+			for i := range st.Assignment.Shares {
+				st.Assignment.Shares[i].Grant.Nodes, st.Assignment.Shares[i].Grant.CDI = nil, nil
+			}
+			p, w := newPlugin(t)
+			if _, err := p.Configure(t.Context(), "", runtime[0], runtime[1]); err != nil {
+				t.Fatal(err)
+			}
+			w.set(st)
+			create := func(id string) *api.Container {
+				c := container()
+				c.Id = id
+				if _, _, err := p.CreateContainer(t.Context(), sandbox(), c); err != nil {
+					t.Fatal(err)
+				}
+				return c
+			}
+			create("1")
+			overruled := &api.ValidateContainerAdjustmentRequest{Pod: sandbox(), Container: create("2"), Adjust: &api.ContainerAdjustment{}}
+			if err := p.ValidateContainerAdjustment(t.Context(), overruled); (err == nil) != (st.State == device.NoDevices) {
+				t.Fatal(err)
+			}
+			if err := p.StartContainer(t.Context(), sandbox(), create("3")); err != nil {
+				t.Fatal(err)
+			}
+			create("4")
+			w.set(device.Readiness{State: device.Waiting})
+			for range 2 {
+				c := container()
+				c.Id = "5"
+				if _, _, err := p.CreateContainer(t.Context(), sandbox(), c); err == nil {
+					t.Fatal("a container that waits is created")
+				}
+			}
+			var got, want []string
+			for _, c := range w.stopped {
+				got = append(got, c.ID)
+			}
+			if reports {
+				want = []string{"1", "2", "4"}
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%v, %v: the ends of %q are reported, want %q", runtime, st.State, got, want)
+			}
+			if n := len(p.answers.all); reports && n > 1 {
+				t.Errorf("%v: %d answers are kept", runtime, n)
+			}
+		}
+	}
+}
+
 // containerd 2.1 to 2.3 name a container that they restore from a checkpoint "containerd". Its label has the name.
 func TestRuntimes_RestoredContainerWithAnotherName_GetsItsDevices(t *testing.T) {
 	t.Parallel()

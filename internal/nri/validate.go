@@ -33,7 +33,7 @@ func (p *plugin) ValidateContainerAdjustment(_ context.Context, req *api.Validat
 		p.attempts.passed(running(req.GetPod(), req.GetContainer()).Container, req.GetContainer().GetId())
 		return nil
 	}
-	p.attempts.forget(running(req.GetPod(), req.GetContainer()).Container) // this reason replaces an earlier one
+	p.attempts.explain(running(req.GetPod(), req.GetContainer()).Container) // this reason replaces an earlier one
 	pod, name := identity(req.GetPod()), nameOf(req.GetContainer())
 	p.metrics.refused(device.Overruled)
 	p.Allocator.Refused(device.Container{Pod: pod.UID, Name: name}, device.Wait{Reason: device.Overruled, Message: why}, false)
