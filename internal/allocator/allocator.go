@@ -151,6 +151,8 @@ type Allocator struct {
 	offersMu locks.Mutex[locks.Offers]     // held while offers are taken over, so that an older offer never replaces a newer one; after commitMu, before mu
 	commitMu locks.Mutex[locks.CommitPods] // held while the state file is written, so that an older record never replaces a newer one
 
+	starts starts // which containers start without mu
+
 	mu *lock // guards what follows; never held across a plugin's call or a commit
 	podLists
 	ledger *ledger.Ledger // who has which devices

@@ -364,7 +364,7 @@ func (a *Allocator) releaseLeftoversLocked(found evidence) {
 
 // barLocked bars a pod's containers, if all of them are proven idle, and reports whether they are. What they say they have no longer counts.
 func (a *Allocator) barLocked(uid device.PodUID, proven map[*containers.Container]bool) bool {
-	if !a.running[uid].Bar(proven) {
+	if !a.running[uid].Bar(proven, a.noneStartsLocked) {
 		return false
 	}
 	a.disownLocked(uid)

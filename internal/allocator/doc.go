@@ -73,6 +73,7 @@
 //	allocator.go   the interfaces that the package calls, and the planning loop
 //	lock.go        the mutex, for which a hook waits no longer than it has time
 //	runtime.go     the runtime's reports of its containers
+//	starts.go      which containers start without waiting for the mutex
 //	stamps.go      what containers say they have
 //	recall.go      pods from the state file, at the start
 //	audit.go       containers that run without the devices that they request

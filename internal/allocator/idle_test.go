@@ -345,6 +345,47 @@ func TestStart_OfAKnownContainer_Passes(t *testing.T) {
 	})
 }
 
+// A refused start ends a pod that is never restarted. It waits for the allocator only if the container may have to be refused.
+func TestStart_AllocatorIsBusy_OnlyContainersInQuestionWait(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.bind("a", app(gpu, 1))
+		r.bind("b", app(gpu, 1))
+		idle := running("1", "b", "main")
+		idle.Idle, idle.Stamp = true, device.Choice{gpu: {"d1"}}
+		r.RuntimeSynced([]device.Running{idle}, nil)
+		c := r.created("2", "a", "main")
+		starts := func(c device.Running) error {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			return r.RuntimeStarting(ctx, c)
+		}
+		release, began := r.Hold(), time.Now()
+		for _, c := range []device.Running{c, running("3", "other", "main")} {
+			if err := starts(c); err != nil || time.Since(began) > 0 {
+				t.Errorf("container %s: %v after %v", c.ID, err, time.Since(began))
+			}
+		}
+		if err := starts(idle); err == nil {
+			t.Error("a container that may have another pod's devices starts")
+		}
+		release()
+		if err := starts(idle); err != nil {
+			t.Error(err)
+		}
+		for _, ended := range []device.Running{c, idle} { // both count as started
+			r.Drop(ended.Container.Pod)
+			r.bind("c"+ended.ID, app(gpu, 1))
+			r.after(time.Hour)
+			r.expect("c"+ended.ID, "main", "waiting NotEnoughDevices")
+			r.RuntimeStopped(ended)
+			r.expect("c"+ended.ID, "main", "ready "+map[string]string{"1": "vendor.com/gpu[d1]", "2": "vendor.com/gpu[d0]"}[ended.ID])
+		}
+		r.check()
+	}, func(r *harness) { r.mute = true })
+}
+
 // The runtime does not report the start of a restored container, which so counts as started from its creation.
 func TestContainer_Restored_CountsAsStarted(t *testing.T) {
 	t.Parallel()
@@ -406,8 +447,8 @@ func TestStart_OfAnUnlistedContainer_UsesItsDevices(t *testing.T) {
 	})
 }
 
-// Its pod has left, and its device is another pod's.
-func TestStart_OfAnUnlistedContainer_DevicesOfAnotherPod_MustNotStart(t *testing.T) {
+// Its pod has left, and its device is another pod's: the runtime starts it all the same.
+func TestStart_OfAnUnlistedContainer_DevicesOfAnotherPod_AreInDispute(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
@@ -416,8 +457,11 @@ func TestStart_OfAnUnlistedContainer_DevicesOfAnotherPod_MustNotStart(t *testing
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 		c := running("1", "a", "main")
 		c.Stamp = device.Choice{gpu: {"d0"}}
-		if err := r.RuntimeStarting(context.Background(), c); err == nil {
-			t.Error("a container starts with a device of another pod")
+		if err := r.RuntimeStarting(context.Background(), c); err != nil {
+			t.Error(err)
+		}
+		if n := r.metric("devmgrd_devices_disputed", string(gpu)); n != 1 {
+			t.Errorf("%v devices are in dispute, want 1", n)
 		}
 		r.RuntimeStopped(c)
 		r.check()

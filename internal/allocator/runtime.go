@@ -19,6 +19,7 @@ import (
 // It returns at once. The planning loop compares the lists with the state file before it plans, and later reports of the
 // runtime wait until then. Meanwhile nothing is released, and RuntimeCreating answers Pending.
 func (a *Allocator) RuntimeSynced(all []device.Running, local []device.PodDemand) {
+	a.starts.listed(all)
 	a.mu.do(func() {
 		a.runtimeSynced = false
 		if a.catchingUp == nil {
@@ -138,7 +139,7 @@ func (a *Allocator) RuntimeInjected(r device.Running) {
 			a.consumeLocked(p, name)
 		}
 		if r.Restored {
-			_ = a.startingLocked(r) // a new container is not refused
+			a.startedLocked(r)
 		}
 	})
 }
@@ -149,9 +150,16 @@ var (
 )
 
 // RuntimeStarting reports that a container's processes are about to run. It fails if they must not: the container's devices
-// have been released since its creation, or are another pod's. It waits for a pending comparison of the runtime's lists, no
-// longer than ctx.
+// have been released since its creation, or are another pod's. Only if that is in question, it waits for the lock and for a pending comparison of the runtime's
+// lists, no longer than ctx.
 func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error {
+	if a.starts.pass(r.ID) {
+		a.report(func() {
+			defer a.starts.recorded()
+			a.startedLocked(r)
+		})
+		return nil
+	}
 	for {
 		if !a.mu.lockBefore(ctx) {
 			return fmt.Errorf("waiting for the allocator: %w", ctx.Err())
@@ -168,26 +176,37 @@ func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error
 		}
 	}
 	defer a.mu.Unlock()
-	return a.startingLocked(r)
-}
-
-// startingLocked records that a container starts, or returns why it must not. CRI-O may have created it while it listed its containers: then the list lacks it.
-func (a *Allocator) startingLocked(r device.Running) error {
-	l, p := a.running[r.Container.Pod][r.ID], a.pods[r.Container.Pod]
-	unlisted := l == nil
-	if unlisted {
-		r.Idle = true
-		l = a.addRunningLocked(r, false)
-		l.Stamped = a.believeLocked(r, l, ledger.Index{})
-		a.changedLocked()
-	}
-	if l.Idle {
+	if l := a.running[r.Container.Pod][r.ID]; l != nil && l.Idle {
 		switch {
 		case l.Barred:
 			return errBarred
 		case l.Injected.IsZero() && a.ledger.Conflicting[r.Container.Pod][l.Name] != nil:
 			return errConflicting
 		}
+	}
+	a.startedLocked(r)
+	return nil
+}
+
+// noneStartsLocked reports whether no start of a container is on its way to the allocator. From then on these wait for its lock.
+func (a *Allocator) noneStartsLocked(all containers.Pod) bool {
+	if a.starts.bar(all) {
+		return true
+	}
+	a.scheduleWriteLocked(0) // another look, when it has arrived
+	return false
+}
+
+// startedLocked records that a container starts. CRI-O may have created it while it listed its containers: then the list lacks it.
+func (a *Allocator) startedLocked(r device.Running) {
+	l, p := a.running[r.Container.Pod][r.ID], a.pods[r.Container.Pod]
+	unlisted := l == nil
+	switch {
+	case unlisted:
+		l = a.addRunningLocked(r, false)
+		l.Stamped = a.believeLocked(r, l, ledger.Index{})
+		a.changedLocked()
+	case l.Idle:
 		a.usedLocked(p)
 	}
 	l.Idle, l.Started = false, true
@@ -200,7 +219,6 @@ func (a *Allocator) startingLocked(r device.Running) error {
 	if unlisted {
 		a.auditLocked(p)
 	}
-	return nil
 }
 
 // removeRunningLocked forgets a container and returns it; nil: it is not known.
@@ -209,6 +227,7 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) *container
 	if c == nil {
 		return nil
 	}
+	a.starts.forget(id)
 	for _, r := range c.UnknownDevices {
 		a.ledger.AddUnknownUsers(r, -1)
 		a.wakeLocked(r, false)

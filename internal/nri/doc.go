@@ -95,7 +95,7 @@
 //     plugin may both be long.
 //   - Containers are refused, and sandboxes never: a refused sandbox leaks a record in several releases of containerd,
 //     and the next start of containerd then fails (containerd issue 13609). Apart from CreateContainer and its validation, only the start of a container can be
-//     refused: its devices have been released (docs/decisions/0020) or are another pod's, or the allocator has not answered in time.
+//     refused: its devices have been released (docs/decisions/0020) or are another pod's, or the allocator has not said in time that they are not.
 //
 // # While devmgrd is away
 //

@@ -33,7 +33,7 @@ type Allocator interface {
 
 // Runtime receives the runtime's containers. Its methods return at once, except for RuntimeStarting.
 type Runtime interface {
-	// RuntimeStarting fails if a container's processes must not start. It may wait until RuntimeSynced is done, or ctx ends.
+	// RuntimeStarting fails if a container's processes must not start. If that is in question, it may wait until RuntimeSynced is done, or ctx ends.
 	RuntimeStarting(context.Context, device.Running) error
 	RuntimeSynced([]device.Running, []device.PodDemand) // all containers, and all local pods
 	RuntimeInjected(device.Running)                     // the container has all its devices

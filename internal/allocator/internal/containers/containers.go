@@ -98,10 +98,10 @@ func (p Pod) any(is func(*Container) bool) bool {
 	return false
 }
 
-// Bar keeps the idle containers of a pod from starting, if all of them are proven idle: the pod's devices are about to be
+// Bar keeps the idle containers of a pod from starting, if all of them are proven idle and none starts now: the pod's devices are about to be
 // released. It reports whether they are.
-func (p Pod) Bar(proven map[*Container]bool) bool {
-	if p.any(func(c *Container) bool { return !c.Idle || !proven[c] }) {
+func (p Pod) Bar(proven map[*Container]bool, noneStarts func(Pod) bool) bool {
+	if p.any(func(c *Container) bool { return !c.Idle || !proven[c] }) || !noneStarts(p) {
 		return false
 	}
 	for _, c := range p {

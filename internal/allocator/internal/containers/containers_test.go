@@ -39,11 +39,13 @@ func TestContainers_AddAndRemove(t *testing.T) {
 func TestPod_Bar_AllOrNone(t *testing.T) {
 	for name, c := range map[string]struct {
 		idle, proven [2]bool
+		starts       bool
 		barred       bool
 	}{
-		"all idle and proven": {[2]bool{true, true}, [2]bool{true, true}, true},
-		"one may run":         {[2]bool{true, false}, [2]bool{true, true}, false},
-		"one is not proven":   {[2]bool{true, true}, [2]bool{true, false}, false},
+		"all idle and proven": {[2]bool{true, true}, [2]bool{true, true}, false, true},
+		"one may run":         {[2]bool{true, false}, [2]bool{true, true}, false, false},
+		"one is not proven":   {[2]bool{true, true}, [2]bool{true, false}, false, false},
+		"one starts":          {[2]bool{true, true}, [2]bool{true, true}, true, false},
 	} {
 		all, proven := Containers{}, map[*Container]bool{}
 		for i, id := range []string{"1", "2"} {
@@ -51,7 +53,7 @@ func TestPod_Bar_AllOrNone(t *testing.T) {
 				proven[one] = true
 			}
 		}
-		if got := all["a"].Bar(proven); got != c.barred {
+		if got := all["a"].Bar(proven, func(Pod) bool { return !c.starts }); got != c.barred {
 			t.Errorf("%s: barred is %v", name, got)
 		}
 		for id, one := range all["a"] {
