@@ -19,7 +19,8 @@
 //   - A pod ends between Fetch's answer and its binding. The watch has then passed the version that Fetch has read
 //     without the store holding the pod; that can only be because it is over, and Fetch binds nothing. The same rule
 //     covers a pod that ended while the watch was away and is not in the list that followed.
-//   - A backup of the API server is restored, and versions go back. The next full list is believed as it is.
+//   - A backup of the API server is restored, and versions go back. The next full list is believed as it is, also if it
+//     lacks a pod that Fetch has bound in a newer version.
 //
 // # What it does not do
 //

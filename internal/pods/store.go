@@ -233,8 +233,9 @@ func (s *store) outlivesLocked(e entry) {
 	maps.DeleteFunc(s.outlived, func(uid device.PodUID, _ device.Pod) bool { return !s.runtime.Has(uid) })
 }
 
-// Replace receives a full list. Pods that Fetch has read in a newer version than the list's stay. Those that are known come first, then those that the
-// kubelet has admitted: pods that were left out do not displace them. Of several pods with one UID the first counts, of new ones the oldest.
+// Replace receives a full list. Pods that Fetch has read in a newer version than the list's stay, unless versions have gone back.
+// Those that are known come first, then those that the kubelet has admitted: pods that were left out do not displace them. Of several
+// pods with one UID the first counts, of new ones the oldest.
 func (s *store) Replace(list []any, version string) {
 	at := kube.ParseVersion(version)
 	listed := make([]entry, 0, len(list))
@@ -245,7 +246,7 @@ func (s *store) Replace(list []any, version string) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	before := s.pods
+	before, wentBack := s.pods, at < s.passed
 	rank := func(e entry) int {
 		switch was, known := before[e.demand.Pod.UID]; {
 		case known && was.demand.Pod == e.demand.Pod:
@@ -272,7 +273,7 @@ func (s *store) Replace(list []any, version string) {
 		keep(e)
 	}
 	for _, e := range before {
-		if e.ahead > at {
+		if e.ahead > at && !wentBack {
 			keep(e)
 		}
 	}

@@ -169,8 +169,9 @@ func TestStore(t *testing.T) {
 		}, "replace a,drop a"},
 		"fetched, and ended while the watch was away": {func() { list(10); list(20); fetch(at("a", 15), false) }, "replace,replace"},
 		"fetched, and the watch has just moved on":    {func() { list(10); s.Bookmark("20"); fetch(at("a", 15), false); fetch(at("b", 21), true) }, "replace,bind b"},
-		"fetched twice":      {func() { list(10); fetch(at("a", 11), true); fetch(at("a", 12), true) }, "replace,bind a"},
-		"versions went back": {func() { list(100, at("a", 90)); list(20, at("a", 10)); fetch(at("b", 21), true) }, "replace a,replace a,bind b"},
+		"fetched twice":                   {func() { list(10); fetch(at("a", 11), true); fetch(at("a", 12), true) }, "replace,bind a"},
+		"versions went back":              {func() { list(100, at("a", 90)); list(20, at("a", 10)); fetch(at("b", 21), true) }, "replace a,replace a,bind b"},
+		"fetched, and versions went back": {func() { list(100, at("a", 90)); fetch(at("b", 110), true); list(20, at("a", 10)) }, "replace a,bind b,replace a"},
 		"things that are no pods": {func() {
 			s.Update("x")
 			s.Delete(cache.DeletedFinalStateUnknown{Key: "x", Obj: "x"})
