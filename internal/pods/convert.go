@@ -66,7 +66,7 @@ func (r reader) pod(obj any) (podState, bool) {
 			Mirror: mirrored(p) && p.Annotations[resourcesKey] != "", Group: group(p),
 		},
 	}
-	if !s.ended {
+	if !s.ended || s.mirror { // its static pod may run again
 		room := &room{maxPodSize}
 		s.demand.Demands = r.demands(p, room)
 		if p.Status.ExtendedResourceClaimStatus != nil && !slices.ContainsFunc(s.demand.Demands, func(d device.Demand) bool { return len(d.Wants) > 0 }) {
@@ -74,7 +74,7 @@ func (r reader) pod(obj any) (podState, bool) {
 		}
 		s.demand.Containers, s.demand.Sidecars = containers(p)
 		s.demand = bounded(s.demand, room)
-		if len(s.demand.Demands) > 0 || s.demand.Mirror {
+		if !s.ended && (len(s.demand.Demands) > 0 || s.demand.Mirror) { // a condition would bring an event, which drops the pod
 			s.shown = shown(p)
 		}
 	}

@@ -2,7 +2,8 @@
 // and evicts them.
 //
 // Its Sink gets a consistent order. A pod is bound before it is dropped, and a dropped pod is not bound again, except by a full
-// list that contains it. A terminating pod still counts: its containers may run until its phase is terminal or it is gone from the
+// list that contains it, or as the mirror pod of a static pod that runs again.
+// A terminating pod still counts: its containers may run until its phase is terminal or it is gone from the
 // API. Pods that were deleted while the API server was away are missing from the next full list.
 //
 // # The order of events
@@ -19,6 +20,8 @@
 //   - A pod ends between Fetch's answer and its binding. The watch has then passed the version that Fetch has read
 //     without the store holding the pod; that can only be because it is over, and Fetch binds nothing. The same rule
 //     covers a pod that ended while the watch was away and is not in the list that followed.
+//   - A static pod runs again, and its mirror pod shows the terminal phase of the last run. The watch may have passed that version; the
+//     store then holds the mirror pod, unless it has been deleted since, and Fetch binds it.
 //   - A backup of the API server is restored, and versions go back. The next full list is believed as it is, also if it
 //     lacks a pod that Fetch has bound in a newer version.
 //

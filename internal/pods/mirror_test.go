@@ -53,6 +53,19 @@ func TestMirror_CountsWithItsStaticPod(t *testing.T) {
 		p.Namespace, p.Name, p.UID = "evil", name, "evil"
 		return p
 	}
+	known := func(s *store, want bool) {
+		t.Helper()
+		if got := s.knows(device.Pod{UID: device.PodUID(hashOf("a")), Namespace: "ns", Name: "a"}); got != want {
+			t.Errorf("the pod is known: %v", got)
+		}
+	}
+	fetch := func(s *store, p *corev1.Pod, want bool) {
+		t.Helper()
+		seen, _ := s.reader.pod(p)
+		if err := s.fetched(seen); (err == nil) != want {
+			t.Errorf("fetched: %v", err)
+		}
+	}
 	for name, c := range map[string]struct {
 		story func(*store, *sandboxes)
 		want  string
@@ -132,6 +145,65 @@ func TestMirror_CountsWithItsStaticPod(t *testing.T) {
 			s.served = map[device.Pod]bool{{UID: device.PodUID(hashOf("a")), Namespace: "ns", Name: "a"}: true}
 			s.Replace([]any{at("a", 9, "mirror"), forge("x", 8)}, "12")
 		}, "replace,replace A"},
+		"its static pod runs again": {func(s *store, r *sandboxes) {
+			r.list(false, "a")
+			s.Update(at("a", 11, "mirror"))
+			s.Update(at("a", 12, "mirror", "Failed"))
+			s.lookAtRuntime()
+			known(s, true)
+			if len(s.shown()) > 0 {
+				t.Error("a condition is written to it, and it is dropped again")
+			}
+			s.Update(at("a", 13, "mirror", "Pending"))
+			s.Update(at("a", 14, "mirror", "Succeeded"))
+		}, "replace,bind A,drop A,bind A,bind A,drop A"},
+		"its static pod runs again, and its phase stays terminal": {func(s *store, r *sandboxes) {
+			r.list(false, "a")
+			s.Replace([]any{at("a", 11, "mirror", "Failed")}, "12")
+			s.lookAtRuntime()
+			known(s, true)
+			s.Update(at("a", 13, "mirror", "Failed"))
+			known(s, true)
+			s.Replace([]any{at("a", 13, "mirror", "Failed")}, "14")
+			known(s, true)
+			s.Delete(at("a", 15, "mirror", "Failed"))
+			known(s, false)
+		}, "replace,replace,bind A,drop A,bind A,replace,bind A,drop A"},
+		"its static pod runs again, and it is fetched before the watch shows its end": {func(s *store, r *sandboxes) {
+			r.list(false, "a")
+			fetch(s, at("a", 15, "mirror", "Failed"), true)
+			s.Replace(nil, "12")
+			s.Update(at("a", 15, "mirror", "Failed"))
+			known(s, true)
+		}, "replace,bind A,replace A,drop A,bind A"},
+		"ended, and deleted while the answer was on its way": {func(s *store, r *sandboxes) {
+			r.list(false, "a")
+			s.Update(at("a", 11, "mirror", "Failed"))
+			s.Delete(at("a", 12, "mirror", "Failed"))
+			fetch(s, at("a", 11, "mirror", "Failed"), false)
+		}, "replace"},
+		"ended, and missing in the next list": {func(s *store, r *sandboxes) {
+			r.list(false, "a")
+			s.Update(at("a", 11, "mirror", "Failed"))
+			s.Replace(nil, "13")
+			known(s, false)
+			fetch(s, at("a", 11, "mirror", "Failed"), false)
+		}, "replace,replace"},
+		"forged, and ended": {func(s *store, r *sandboxes) {
+			r.list(false)
+			s.Update(at("a", 11, "mirror", "Failed"))
+			known(s, false)
+			fetch(s, at("a", 11, "mirror", "Failed"), false)
+		}, "replace"},
+		"another one of its UID has ended": {func(s *store, r *sandboxes) {
+			r.list(false, "a")
+			s.Update(at("a", 11, "mirror"))
+			end := forge("x", 12)
+			end.Status.Phase = corev1.PodFailed
+			s.Update(end)
+			known(s, true)
+			s.Delete(end)
+		}, "replace,bind A"},
 		"the runtime reports its requests": {func(s *store, r *sandboxes) { r.list(true, "a"); s.Update(at("a", 11, "mirror")) }, "replace,bind A="},
 		"its owner adds the annotation, and takes it away": {func(s *store, r *sandboxes) {
 			r.list(false, "a")

@@ -103,7 +103,8 @@ func (p *Pods) Shown() map[device.PodUID]device.ShownPod { return p.store.shown(
 // ShownChanged has a value when Shown has a new pod, or another state of one; not when a pod has left.
 func (p *Pods) ShownChanged() <-chan struct{} { return p.store.showing }
 
-// Fetch asks the API server for one pod that the watch has not delivered yet, and binds it. After nil the Sink knows the pod.
+// Fetch asks the API server for one pod that the watch has not delivered yet, and binds it. The runtime has the pod: a mirror pod counts also
+// while it shows the terminal phase of its static pod's last run. After nil the Sink knows the pod.
 // ErrNotFound means that this node has no such pod, ErrUnavailable that the answer is not known, a *device.Refusal that there is no room for it.
 //
 // It returns when ctx ends, also while the Sink is busy: the pod is then bound later.
@@ -126,7 +127,7 @@ func (p *Pods) fetch(ctx context.Context, pod device.Pod) error {
 	switch {
 	case err != nil:
 		return err
-	case seen.demand.Pod.UID != pod.UID:
+	case seen.demand.Pod.UID != pod.UID, seen.ended && !seen.mirror:
 		err = ErrNotFound
 	default:
 		err = p.store.fetched(seen)
@@ -151,13 +152,13 @@ func (p *Pods) Confined(uid device.PodUID) bool { return p.store.confined(uid) }
 // this node has no such pod, and an error if the answer is not known.
 func (p *Pods) Find(ctx context.Context, namespace, name string) (bool, error) {
 	seen, err := p.read(ctx, device.Pod{Namespace: namespace, Name: name})
-	if err == nil {
+	if err == nil && !seen.ended {
 		err = p.store.fetched(seen)
 	}
 	if errors.Is(err, ErrNotFound) {
 		return false, nil
 	}
-	return err == nil, err
+	return err == nil && !seen.ended, err
 }
 
 // Ended reads from the API server how the pod of that name ended. It returns false if this node has no such pod, or if the
@@ -175,14 +176,14 @@ func (p *Pods) Ended(ctx context.Context, namespace, name string) (device.EndedP
 	return ending(object), true, nil
 }
 
-// read asks the API server for one pod of this node that has not ended.
+// read asks the API server for one pod of this node.
 func (p *Pods) read(ctx context.Context, pod device.Pod) (podState, error) {
 	object, err := p.get(ctx, pod)
 	if err != nil {
 		return podState{}, err
 	}
 	seen, ok := p.store.reader.pod(object)
-	if !ok || seen.node != p.node || seen.ended {
+	if !ok || seen.node != p.node {
 		return podState{}, fmt.Errorf("reading pod %s: %w", pod, ErrNotFound)
 	}
 	return seen, nil

@@ -161,6 +161,7 @@ func TestFetch(t *testing.T) {
 	api.Put(elsewhere)
 	api.Put(at("a", 0))
 	api.Put(at("done", 0, "Failed"))
+	api.Put(at("static", 0, "mirror", "Failed")) // its static pod runs again
 	d := newDiary()
 	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: d, Runtime: &sandboxes{all: true}, Log: kubetest.Log(t)}) // the watch does not run
 	pod := func(name string) device.Pod {
@@ -175,16 +176,17 @@ func TestFetch(t *testing.T) {
 		{pod("b"), ErrNotFound},
 		{pod("x"), ErrNotFound},
 		{pod("done"), ErrNotFound},
+		{device.Pod{UID: device.PodUID(hashOf("static")), Namespace: "ns", Name: "static"}, nil},
 		{device.Pod{UID: "other life", Namespace: "ns", Name: "a"}, ErrNotFound},
 	} {
 		if err := p.Fetch(t.Context(), c.pod); !errors.Is(err, c.want) || (c.want == nil && err != nil) {
 			t.Errorf("%+v: got %v, want %v", c.pod, err, c.want)
 		}
 	}
-	if got, want := d.said(), []string{"bind a"}; !slices.Equal(got, want) {
+	if got, want := d.said(), []string{"bind a", "bind " + hashOf("static")}; !slices.Equal(got, want) {
 		t.Errorf("the sink heard %q, want %q", got, want)
 	}
-	if n := api.Requests("get"); n != 5 {
+	if n := api.Requests("get"); n != 6 {
 		t.Errorf("%d reads; a known pod needs none", n)
 	}
 	api.Stop()
@@ -212,9 +214,10 @@ func TestFind(t *testing.T) {
 	api.Put(elsewhere)
 	api.Put(at("a", 0))
 	api.Put(at("done", 0, "Failed"))
+	api.Put(at("static", 0, "mirror", "Failed"))
 	d := newDiary()
 	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: d, Runtime: &sandboxes{all: true}, Log: kubetest.Log(t)}) // the watch does not run
-	for name, want := range map[string]bool{"a": true, "b": false, "x": false, "done": false} {
+	for name, want := range map[string]bool{"a": true, "b": false, "x": false, "done": false, "static": false} {
 		if known, err := p.Find(t.Context(), "ns", name); known != want || err != nil {
 			t.Errorf("%s: %v, %v, want %v", name, known, err, want)
 		}

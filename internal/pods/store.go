@@ -23,7 +23,7 @@ type store struct {
 
 	mu   locks.Mutex[locks.PodsStore] // guards what follows; held while the Sink is called, never across I/O
 	pods map[device.PodUID]entry
-	// held are pods that look like the mirrors of static pods that the runtime does not show: the Sink does not have them.
+	// held are pods that look like the mirrors of static pods and do not count: the Sink does not have them.
 	held    map[types.NamespacedName]entry
 	size    int                 // of all demands but those of mirrors
 	mirrors int                 // of pods that look like mirrors, until the runtime shows their static pods
@@ -59,6 +59,9 @@ func (s *store) Update(obj any) {
 	switch _, taken := s.hasLocked(seen.demand.Pod); {
 	case seen.ended:
 		s.dropLocked(seen.demand.Pod)
+		if seen.mirror {
+			s.holdLocked(entry{podState: seen})
+		}
 	case taken && !seen.mirror:
 	default:
 		e := entry{podState: seen}
@@ -73,6 +76,7 @@ func (s *store) Update(obj any) {
 // bindLocked takes a pod and reports it to the Sink. It returns false if there is no room for its demand.
 func (s *store) bindLocked(e entry) bool {
 	s.unholdLocked(e.demand.Pod)
+	e.ended = false // of a mirror pod: its static pod runs again
 	if !s.keepLocked(&e) {
 		return false
 	}
@@ -83,6 +87,9 @@ func (s *store) bindLocked(e entry) bool {
 // Any user may create a pod that looks like a mirror pod, and keep it for as long as they like: the kubelet neither admits nor rejects it. So it counts
 // only once the runtime shows the static pod, by UID, namespace and name: until the runtime has listed its sandboxes, nothing is allocated. If the runtime
 // reports the static pod's requests, those count and not the mirror's, whose owner may change the annotation.
+//
+// A mirror pod with a terminal phase does not count until the runtime creates a container of its static pod: the phase is then that of the static pod's
+// last run, as after a graceful shutdown of the node. The kubelet writes the next phase seconds later, or never.
 
 // shownLocked reports whether a pod counts. was is the entry of that UID so far.
 func (s *store) shownLocked(e *entry, was entry) bool {
@@ -141,7 +148,9 @@ func (s *store) lookAtRuntime() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.held {
-		s.countsLocked(e.demand.Pod)
+		if !e.ended {
+			s.countsLocked(e.demand.Pod)
+		}
 	}
 }
 
@@ -240,7 +249,7 @@ func (s *store) Replace(list []any, version string) {
 	at := kube.ParseVersion(version)
 	listed := make([]entry, 0, len(list))
 	for _, obj := range list {
-		if seen, ok := s.reader.pod(obj); ok && !seen.ended {
+		if seen, ok := s.reader.pod(obj); ok && (!seen.ended || seen.mirror) {
 			listed = append(listed, entry{podState: seen})
 		}
 	}
@@ -263,7 +272,7 @@ func (s *store) Replace(list []any, version string) {
 	var demands []device.PodDemand
 	keep := func(e entry) {
 		switch _, taken := s.pods[e.demand.Pod.UID]; {
-		case e.mirror && (taken || !s.shownLocked(&e, before[e.demand.Pod.UID])):
+		case e.mirror && (taken || e.ended || !s.shownLocked(&e, before[e.demand.Pod.UID])):
 			s.holdLocked(e)
 		case !taken && s.keepLocked(&e):
 			demands = append(demands, e.demand)
@@ -292,7 +301,7 @@ func (s *store) Bookmark(version string) {
 	s.passed = max(s.passed, kube.ParseVersion(version))
 }
 
-// knows reports whether the Sink has the pod.
+// knows reports whether the Sink has a pod that the runtime has. It binds a mirror pod that has not counted so far.
 func (s *store) knows(pod device.Pod) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -345,7 +354,7 @@ func (s *store) account(pod device.Pod) string {
 	return s.pods[pod.UID].account
 }
 
-// fetched receives an active pod from Fetch. It returns ErrNotFound if another pod has its UID, or if the pod has ended meanwhile: the watch
+// fetched receives a pod from Fetch. It returns ErrNotFound if another pod has its UID, or if the pod has ended meanwhile: the watch
 // has passed the version that Fetch has read, and has not delivered the pod. A *device.Refusal says that there is no room for it.
 func (s *store) fetched(seen podState) error {
 	s.mu.Lock()
