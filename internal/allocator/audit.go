@@ -1,12 +1,23 @@
 package allocator
 
 import (
+	"time"
+
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/containers"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
+// RuntimeUnserved reports that a container is created without devices, since its static pod is not known. It is idle until RuntimeStarting.
+func (a *Allocator) RuntimeUnserved(r device.Running) {
+	a.report(func() {
+		l := a.addRunningLocked(r, false)
+		l.Idle, l.Injected = true, time.Now()
+		a.auditLocked(a.pods[r.Container.Pod]) // it may have become known meanwhile
+	})
+}
+
 // auditLocked reports containers of a pod that run without the devices they request: they were created while devmgrd was away
-// and unguarded. A container that got its devices from a kubelet before an import has no stamp and counts as served.
+// and unguarded, or did not know their static pod. A container that got its devices from a kubelet before an import has no stamp and counts as served.
 func (a *Allocator) auditLocked(p *pod) {
 	if p == nil || !p.active() || !a.runtimeSynced {
 		return

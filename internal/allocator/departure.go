@@ -342,7 +342,7 @@ func (a *Allocator) leftoversLocked() (pods []device.PodUID, wait time.Duration)
 	}
 	for uid, all := range a.running {
 		said := a.ledger.Quarantined[uid] != nil || a.ledger.Conflicting[uid] != nil || all.Unknown()
-		if said && a.pods[uid] == nil && !all.MayRun() {
+		if said && a.pods[uid] == nil && !all.MayRun() && all.InjectedLast().IsZero() {
 			pods = append(pods, uid)
 		}
 	}

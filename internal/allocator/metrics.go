@@ -35,7 +35,7 @@ func newMetrics(a *Allocator, to prometheus.Registerer) *metrics {
 		}, []string{"resource_name", "result"}),
 		startedWithout: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "devmgrd_started_without_devices_total",
-			Help: "Containers found running without the devices that they request: they were created while devmgrd was away.",
+			Help: "Containers found running without requested devices: devmgrd was away, or did not know their static pods.",
 		}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "devmgrd_device_failures_total",

@@ -122,12 +122,12 @@ func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait, fo
 	a.refusedLocked(p, container, why)
 }
 
-// uncreatedLocked examines a container that ended before it started: the runtime could not create it, and reported why only
+// uncreatedLocked examines a container that had devices and ended before it started: the runtime could not create it, and reported why only
 // to the kubelet. If it has CDI devices, these may be the cause: only the runtime looks up their definitions, in the plugin's files. The plugin
 // of an old grant is asked again. lacks is what the host lacks of them; empty: not known.
 func (a *Allocator) uncreatedLocked(p *pod, l *containers.Container, lacks string) {
 	as, has := p.of(l.Name)
-	if l.Started || l.Barred || !has || p.phase != settled || p.sibling(as, a.running[p.demand.Pod.UID].Runs) {
+	if l.Started || l.Barred || !l.Stamped || !has || p.phase != settled || p.sibling(as, a.running[p.demand.Pod.UID].Runs) {
 		return
 	}
 	var names []string

@@ -39,7 +39,7 @@ func (o *notifier) StartedWithoutDevices(pod device.Pod, container string, still
 	if o.missing != config.Ignore {
 		o.Events.StartedWithoutDevices(pod, container)
 	}
-	o.evictIfConfigured(pod, "container "+container+" was started while devmgrd was away, without the devices that it asks for", still)
+	o.evictIfConfigured(pod, "container "+container+" was started without the devices that it asks for", still)
 }
 
 func (o *notifier) NotRedirected(pod device.Pod, container string, still func() bool) {

@@ -93,7 +93,11 @@ func (p *plugin) addDevices(ctx context.Context, adj *api.ContainerAdjustment, i
 	no, _ := errors.AsType[*device.Refusal](err)
 	switch {
 	case err != nil && !fromAPI(pod) && no != nil && no.Reason == device.UnknownPod:
-		return foreignClaims(ctr) // a static pod without a mirror: it may be the API server itself
+		if err := foreignClaims(ctr); err != nil {
+			return err
+		}
+		p.Runtime.RuntimeUnserved(c) // a static pod without a mirror: it may be the API server itself
+		return nil
 	case err != nil:
 		return err
 	}

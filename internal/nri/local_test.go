@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 
+	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -311,6 +312,33 @@ func TestPresence_StaticPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	is(second, "false false")
+}
+
+// A static pod without the annotation, whose mirror cannot be read. The allocator has to know of its container.
+func TestStaticPod_MirrorIsNotKnown_ContainerIsUnserved(t *testing.T) {
+	t.Parallel()
+	foreign := container()
+	foreign.CDIDevices = []*api.CDIDevice{{Name: cdi.DeviceName(by, "d")}}
+	other := sandbox()
+	other.Annotations = nil // where there is no Kubernetes, no annotation is no request
+	file := sandbox()
+	file.Annotations = map[string]string{sourceKey: "file"}
+	for name, c := range map[string]struct {
+		pod    *api.PodSandbox
+		ctr    *api.Container
+		want   []device.Running
+		starts bool
+	}{
+		"unknown":                         {file, container(), []device.Running{{ID: "c", Container: main, Sandbox: "s"}}, true},
+		"it names another claim's device": {file, foreign, nil, false},
+		"no kubelet's pod":                {other, container(), nil, true},
+	} {
+		p, w := newPlugin(t)
+		_, _, err := p.CreateContainer(t.Context(), c.pod, c.ctr)
+		if (err == nil) != c.starts || !reflect.DeepEqual(w.unserved, c.want) || len(w.started) > 0 {
+			t.Errorf("%s: %v; unserved %v, injected %v", name, err, w.unserved, w.started)
+		}
+	}
 }
 
 // There is no room for the mirror of a static pod: its container does not start without its devices.

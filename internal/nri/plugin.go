@@ -37,6 +37,7 @@ type Runtime interface {
 	RuntimeStarting(context.Context, device.Running) error
 	RuntimeSynced([]device.Running, []device.PodDemand) // all containers, and all local pods
 	RuntimeInjected(device.Running)                     // the container has all its devices
+	RuntimeUnserved(device.Running)                     // the container is created without devices: its static pod is not known
 	RuntimeStopped(device.Running)                      // the container has ended, or was never started
 	RuntimeRemoved(pod device.PodUID, sandbox string)   // the sandbox and all its containers are gone
 	RuntimeLost()                                       // the connection is lost: which containers there are is not certain until RuntimeSynced

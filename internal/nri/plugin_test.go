@@ -32,6 +32,7 @@ type harness struct {
 	fetch       func(context.Context) error
 	synced      []device.Running
 	started     []device.Running
+	unserved    []device.Running
 	stopped     []device.Running
 	starting    []device.Running
 	barred      error    // what RuntimeStarting answers
@@ -91,6 +92,7 @@ func (w *harness) RuntimeSynced(all []device.Running, local []device.PodDemand) 
 	w.synced, w.local = all, local
 }
 func (w *harness) RuntimeInjected(r device.Running) { w.started = append(w.started, r) }
+func (w *harness) RuntimeUnserved(r device.Running) { w.unserved = append(w.unserved, r) }
 func (w *harness) RuntimeStopped(r device.Running)  { w.stopped = append(w.stopped, r) }
 func (w *harness) RuntimeStarting(_ context.Context, r device.Running) error {
 	w.starting = append(w.starting, r)

@@ -64,7 +64,7 @@ func Kinds() []Kind {
 		{deviceRefused, warning, onNode, "a device is listed as healthy, and [its plugin refuses it](devices.md#a-device-that-its-plugin-refuses)"},
 		{contradiction, warning, onPod, "two resources of one container set one field differently; the first resource by name wins"},
 		{notStarted, warning, onPod, "the container received its devices several times in a row, and never started"},
-		{startedWithout, warning, onPod, "the container started while devmgrd was away, [without its devices](waiting.md#a-container-without-its-devices)"},
+		{startedWithout, warning, onPod, "the container started [without its devices](waiting.md#a-container-without-its-devices)"},
 		{notRedirected, warning, onPod, "the container started while devmgrd was away: [its plugin is registered with the kubelet](waiting.md#a-plugin-is-missing)"},
 		{notAllowed, warning, []string{"Pod", "Node"}, "a [rule](configuration.md#rules-for-device-plugins) does not allow a registration or a grant; the message names the rule"},
 		{contested, warning, onNode, "another writer keeps changing the Node's capacity of a resource, or the kubelet's device manager has it too"},
@@ -132,7 +132,7 @@ func share(r device.ResourceName, ids []device.ID) string {
 
 // StartedWithoutDevices reports that a container runs without the devices that it requests.
 func (e *Events) StartedWithoutDevices(pod device.Pod, container string) {
-	e.warn(reference(pod), startedWithout, "container %s was started while devmgrd was away, without the devices that it requests; restart the pod to inject them", container)
+	e.warn(reference(pod), startedWithout, "container %s was started while devmgrd was away, or did not know the static pod, without the devices that it requests; restart the pod to inject them", container)
 }
 
 // Failed reports that devices of the pod, of one resource, have failed together.
