@@ -538,6 +538,7 @@ func TestExplain_PodThatEnded_SaysHow(t *testing.T) {
 	at := time.Unix(1000, 0)
 	api.ends["refused"] = device.EndedPod{Pod: pod("refused"), Failed: true, Refused: true, At: at, Reason: "OutOfvendor.com/gpu", Message: "Pod was rejected"}
 	api.ends["failed"] = device.EndedPod{Pod: pod("failed"), Failed: true, Reason: "Evicted"}
+	api.ends["stuck"] = device.EndedPod{Pod: pod("stuck"), Leaving: true, Message: "its sandbox is gone"}
 	api.ends["has"] = device.EndedPod{Pod: pod("has"), Message: "done"}
 	api.ends["again"] = device.EndedPod{Pod: device.Pod{UID: "uid-of-another"}, Failed: true, Reason: "Evicted"}
 	explain := func(name, want string) {
@@ -552,6 +553,7 @@ func TestExplain_PodThatEnded_SaysHow(t *testing.T) {
 		message: "the kubelet did not admit the pod, and none of its containers was created: Pod was rejected"
 		ends: "never: delete the pod, or let its controller replace it; leave spec.nodeName to the scheduler, which keeps a pod pending until the Node has enough"`)
 	explain("failed", `verdict: "ended" reason: "Evicted" message: "the pod has failed"`)
+	explain("stuck", `verdict: "ended" message: "the kubelet starts no further container of the pod: its sandbox is gone"`)
 	explain("late", `verdict: "none" message: "the pod requests no device that devmgrd assigns"`)
 	r.Plugins.Stock(gpu, 2)
 	for _, name := range []string{"has", "again"} { // which have devices until the runtime has removed their containers

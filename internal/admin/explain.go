@@ -63,6 +63,8 @@ func tellEnd(e *adminv1.ExplainResponse, end device.EndedPod) {
 		e.Verdict, e.Since = "refused", stamp(end.At)
 		e.Message = "the kubelet did not admit the pod, and none of its containers was created"
 		e.Ends = refusalEnds
+	case end.Leaving:
+		e.Message = "the kubelet starts no further container of the pod"
 	case end.Failed:
 		e.Message = "the pod has failed"
 	default:

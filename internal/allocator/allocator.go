@@ -172,6 +172,7 @@ type podLists struct {
 	pods      map[device.PodUID]*pod
 	locals    map[device.PodUID]*pod             // the pods known from the runtime
 	mirrors   map[device.PodUID]device.PodDemand // their mirror pods in the API
+	left      map[device.PodUID]device.PodDemand // pods in the API that have left (leaving.go)
 	queued    []*pod                             // to plan now
 	waiting   map[device.PodUID]*pod             // to plan after a change
 	ended     map[device.PodUID]*pod             // to forget once their devices are free (departure.go)
@@ -230,7 +231,7 @@ func New(c Config) *Allocator {
 		cfg: c, began: time.Now(), mu: newLock(), kick: make(chan struct{}, 1), write: make(chan struct{}, 1), feed: feed.New(), retired: map[device.ResourceName]bool{},
 		byKubelet: byKubelet{kubelets: &device.Kubelets{}, kept: map[device.PodUID]device.Choice{}},
 		podLists: podLists{
-			pods: map[device.PodUID]*pod{}, locals: map[device.PodUID]*pod{}, mirrors: map[device.PodUID]device.PodDemand{},
+			pods: map[device.PodUID]*pod{}, locals: map[device.PodUID]*pod{}, mirrors: map[device.PodUID]device.PodDemand{}, left: map[device.PodUID]device.PodDemand{},
 			waiting: map[device.PodUID]*pod{}, ended: map[device.PodUID]*pod{},
 		},
 		runtimeReport: runtimeReport{running: containers.Containers{}},

@@ -45,6 +45,7 @@ type churning struct {
 	others          *rand.Rand                  // the dice of other
 	pods            map[string]device.PodDemand // in the API server
 	deleted         map[string]device.PodDemand // those that were
+	leaving         map[string]device.PodDemand // of these, those whose objects are there still
 	made            map[string]*made            // the runtime's containers, by its IDs
 	connected       bool                        // the runtime is synchronized
 	broken          bool                        // writes to the state file fail
@@ -76,7 +77,7 @@ type made struct {
 
 func newChurning(r *harness, seed uint64) *churning {
 	c := &churning{
-		harness: r, Rand: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), absent: map[device.ResourceName]map[device.ID]int64{}, ran: map[device.PodUID]bool{}, pods: map[string]device.PodDemand{}, deleted: map[string]device.PodDemand{},
+		harness: r, Rand: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), absent: map[device.ResourceName]map[device.ID]int64{}, ran: map[device.PodUID]bool{}, pods: map[string]device.PodDemand{}, deleted: map[string]device.PodDemand{}, leaving: map[string]device.PodDemand{},
 		made: map[string]*made{}, connected: true,
 		prefix: map[device.ResourceName]string{gpu: "d", nic: "d", fpga: "d"}, claims: map[string]*sharedClaim{}, fpgas: fpgasInUse{by: map[device.ID]int{}},
 		users: map[device.ID]device.ClaimUID{}, subsets: seed%4 == 1,
@@ -312,6 +313,7 @@ func (c *churning) giveBack() string {
 			c.outdated.setIDs(one.ids, false) // it goes on with its grant
 			c.pods[n] = p
 			delete(c.deleted, n)
+			delete(c.leaving, n)
 			c.Bind(p)
 			return n + " is back"
 		}
@@ -354,11 +356,17 @@ func (c *churning) reboot() string {
 		c.sync()
 	}
 	c.after(time.Duration(c.IntN(3)) * time.Second)
-	c.Replace(slices.Collect(maps.Values(c.pods)))
+	c.listPods()
 	return "reboot"
 }
 
-// delete removes a pod from the API server, whatever state its containers are in.
+// listPods has the API server list its pods, without those that were being deleted.
+func (c *churning) listPods() {
+	clear(c.leaving)
+	c.Replace(slices.Collect(maps.Values(c.pods)))
+}
+
+// delete removes a pod from the API server, whatever state its containers are in. Its object may stay there.
 func (c *churning) delete(pod string) {
 	for name, one := range c.claims {
 		delete(one.pods, pod)
@@ -366,13 +374,21 @@ func (c *churning) delete(pod string) {
 			delete(c.claims, name)
 		}
 	}
-	if p, is := c.pods[pod]; is {
+	p, is := c.pods[pod]
+	if is {
 		c.deleted[pod] = p
 		if c.releaser != nil && c.IntN(2) == 0 {
 			c.releaser.holds(device.PodUID(pod), opener)
 		}
 	}
 	delete(c.pods, pod)
+	if is && c.others.IntN(2) == 0 {
+		p.Leaving = true
+		c.leaving[pod] = p
+		c.Bind(p)
+		return
+	}
+	delete(c.leaving, pod)
 	c.Drop(device.PodUID(pod))
 }
 
@@ -497,7 +513,7 @@ func (c *churning) reconnect(how int) string {
 		c.connected, c.broken = false, false
 		c.restart()
 		c.recalled()
-		c.Replace(slices.Collect(maps.Values(c.pods)))
+		c.listPods()
 		if c.IntN(2) == 0 {
 			c.sync()
 		}
@@ -526,7 +542,7 @@ func (c *churning) judge() {
 	}
 	hands, orphaned := map[piece]string{}, map[device.ResourceName]int{}
 	for _, h := range c.Snapshot().Pods { // devices of a deleted pod count until its containers have ended and a commit says so
-		if !h.Active {
+		if _, is := c.leaving[h.Pod.Name]; !is && !h.Active {
 			for r, n := range c.deleted[h.Pod.Name].Requests() {
 				orphaned[r] += n
 			}
@@ -571,6 +587,11 @@ func (c *churning) judge() {
 				}
 			}
 		}
+		for r, n := range p.Requests() {
+			requests[r] += n
+		}
+	}
+	for _, p := range c.leaving {
 		for r, n := range p.Requests() {
 			requests[r] += n
 		}

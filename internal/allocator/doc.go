@@ -76,6 +76,7 @@
 //	starts.go      which containers start without waiting for the mutex
 //	stamps.go      what containers say they have
 //	recall.go      pods from the state file, at the start
+//	leaving.go     pods of which the kubelet starts no further container
 //	audit.go       containers that run without the devices that they request
 //	prepare.go     PreStartContainer, ahead of each start
 //	refused.go     containers that have devices and cannot start with them

@@ -38,6 +38,14 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 	owners := map[key]map[device.PodUID]bool{}
 	users := map[key][]device.Demand{} // of the containers that have a device
 	requests := map[device.ResourceName]int{}
+	for uid, d := range a.left {
+		if p := a.pods[uid]; p != nil && p.active() {
+			return fmt.Errorf("pod %s has left, and is %v", p.demand.Pod, p.phase)
+		}
+		for r, n := range d.Requests() {
+			requests[r] += n
+		}
+	}
 	books := map[device.PodUID][]device.Assignment{}
 	for _, r := range onDisk {
 		books[r.Demand.Pod.UID] = r.Assignments

@@ -143,6 +143,7 @@ func (a *Allocator) Drop(uid device.PodUID) {
 	if d := a.mirrors[uid]; a.unmirrorLocked(uid) {
 		a.publishLocalLocked(d.Pod)
 	}
+	a.uncountLeftLocked(uid)
 	if p := a.pods[uid]; p != nil && !p.runtimeKnows {
 		a.dropLocked(p)
 	}
@@ -163,6 +164,9 @@ func (a *Allocator) Replace(all []device.PodDemand) {
 	defer a.mu.Unlock()
 	for uid := range a.mirrors {
 		a.unmirrorLocked(uid)
+	}
+	for uid := range a.left {
+		a.uncountLeftLocked(uid)
 	}
 	a.replaceLocked(all, false)
 	for _, p := range a.locals {
@@ -202,6 +206,10 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		return
 	}
 	p := a.pods[d.Pod.UID]
+	if a.leaveLocked(d) {
+		return
+	}
+	a.uncountLeftLocked(d.Pod.UID)
 	if p != nil && d.Admitted {
 		a.kubeletAdmittedLocked(p)
 	}
@@ -247,6 +255,7 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 
 // completeLocked takes over what the state file's writer may not have known of a pod.
 func (a *Allocator) completeLocked(p *pod, d device.PodDemand) {
+	p.demand.Leaving = d.Leaving
 	if p.demand.Movable != d.Movable {
 		p.demand.Movable, a.snapshot = d.Movable, nil
 		a.saveLaterLocked(p)

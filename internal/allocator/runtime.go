@@ -100,6 +100,7 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 	for _, p := range a.pods {
 		a.auditLocked(p)
 		a.reviveLocked(p)
+		a.lastEndedLocked(p)
 	}
 	a.scheduleWriteLocked(0)
 	a.changedLocked()
@@ -242,6 +243,7 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) *container
 				a.scheduleWriteLocked(0)
 			}
 			a.reviveLocked(a.pods[uid])
+			a.lastEndedLocked(a.pods[uid])
 		}
 		return c
 	}
@@ -257,6 +259,7 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) *container
 		loops.Signal(a.kick)
 	}
 	a.reviveLocked(a.pods[uid])
+	a.lastEndedLocked(a.pods[uid])
 	return c
 }
 

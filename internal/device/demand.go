@@ -96,6 +96,8 @@ type PodDemand struct {
 	// Mirror marks a mirror pod in the API that represents a Local one, under its own UID. It does not run, but the scheduler
 	// counts its requests.
 	Mirror bool `json:"-"`
+	// Leaving reports that the kubelet starts no further container of the pod, although its phase is not terminal.
+	Leaving bool `json:"-"`
 }
 
 // Requests returns the number of devices that the scheduler and the kubelet charge to the pod, per resource. It is the larger

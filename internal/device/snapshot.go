@@ -225,7 +225,8 @@ type PodContainer struct {
 // An EndedPod is how a pod ended, by the API server.
 type EndedPod struct {
 	Pod     Pod
-	Failed  bool      // the pod failed; otherwise it succeeded
+	Leaving bool      // its phase is not terminal, but the kubelet starts no further container of it; Message is why
+	Failed  bool      // the pod failed; if it does not leave either, it succeeded
 	Refused bool      // the kubelet failed it before any of its containers was created
 	At      time.Time // when the kubelet refused it; zero: not known, or not refused
 	Reason  string    // one word, such as OutOfvendor.example/gpu; may be empty

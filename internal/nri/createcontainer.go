@@ -125,7 +125,7 @@ func (p *plugin) addDevices(ctx context.Context, adj *api.ContainerAdjustment, i
 			p.notStarted(id, c.Container.Name, times, validated)
 		}
 	case device.Unknown:
-		return device.Refuse(device.UnknownPod, nil, "the pod is not known")
+		return device.Refuse(device.UnknownPod, nil, "the pod is not known, or the kubelet should start no further container of it")
 	default:
 		return &device.Refusal{Wait: st.Wait}
 	}

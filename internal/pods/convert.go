@@ -63,7 +63,7 @@ func (r reader) pod(obj any) (podState, bool) {
 		demand: device.PodDemand{
 			Pod:     device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name},
 			Created: p.CreationTimestamp.Time, Admitted: admitted(p), Movable: movable(p), UserNamespace: p.Spec.HostUsers != nil && !*p.Spec.HostUsers,
-			Mirror: mirrored(p) && p.Annotations[resourcesKey] != "", Group: group(p),
+			Mirror: mirrored(p) && p.Annotations[resourcesKey] != "", Group: group(p), Leaving: leaving(p),
 		},
 	}
 	if !s.ended || s.mirror { // its static pod may run again
@@ -118,6 +118,21 @@ func ended(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
+// leaving reports whether the kubelet starts no further container of the pod: it is being deleted (ShouldContainerBeRestarted); or it is
+// never restarted, its sandbox is gone, and a container of it had been started (computePodActions). Its phase stays what it is until its
+// volumes are unmounted, or for ever, if a container of it has not been started. The deletion of a mirror pod says nothing of the static pod.
+func leaving(p *corev1.Pod) bool {
+	if mirrored(p) || p.DeletionTimestamp != nil {
+		return !mirrored(p)
+	}
+	unready := slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionFalse
+	})
+	started := func(c corev1.ContainerStatus) bool { return c.State.Running != nil || c.State.Terminated != nil }
+	return unready && p.Spec.RestartPolicy == corev1.RestartPolicyNever &&
+		slices.ContainsFunc(slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses), started)
+}
+
 // ending reads how a pod ended. A kubelet that rejects a pod writes a reason and no container statuses. Any other end on the
 // node keeps the statuses, and an end from elsewhere has no reason.
 func ending(p *corev1.Pod) device.EndedPod {
@@ -125,6 +140,13 @@ func ending(p *corev1.Pod) device.EndedPod {
 	e := device.EndedPod{
 		Pod:    device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name},
 		Failed: status.Phase == corev1.PodFailed, Reason: status.Reason, Message: status.Message,
+	}
+	if !ended(p) {
+		e.Leaving, e.Message = true, "it is being deleted"
+		if p.DeletionTimestamp == nil {
+			e.Message = "its sandbox is gone and its restartPolicy is Never; delete the pod"
+		}
+		return e
 	}
 	e.Refused = e.Failed && e.Reason != "" && len(status.InitContainerStatuses)+len(status.ContainerStatuses) == 0
 	if e.Refused && status.StartTime != nil {

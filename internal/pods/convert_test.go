@@ -34,6 +34,44 @@ func newPod(name string, containers ...corev1.Container) *corev1.Pod {
 	}
 }
 
+// Of a pod that is being deleted, or that is never restarted and has lost its sandbox, the kubelet starts no further container.
+func TestLeaving(t *testing.T) {
+	t.Parallel()
+	now := metav1.NewTime(born)
+	unready := func(p *corev1.Pod) {
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReadyToStartContainers, Status: corev1.ConditionFalse}}
+	}
+	never := func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever }
+	ran := func(p *corev1.Pod) {
+		p.Status.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}}}
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{}}}}
+	}
+	deleted := func(p *corev1.Pod) { p.DeletionTimestamp = &now }
+	mirror := func(p *corev1.Pod) {
+		p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: hashOf(p.Name)}
+	}
+	for name, c := range map[string]struct {
+		edits []func(*corev1.Pod)
+		want  bool
+	}{
+		"runs":                        {[]func(*corev1.Pod){never, ran}, false},
+		"deleted":                     {[]func(*corev1.Pod){deleted}, true},
+		"mirror, deleted":             {[]func(*corev1.Pod){deleted, mirror}, false},
+		"never, sandbox lost":         {[]func(*corev1.Pod){never, ran, unready}, true},
+		"never, none started":         {[]func(*corev1.Pod){never, unready}, false},
+		"restarted, sandbox lost":     {[]func(*corev1.Pod){ran, unready}, false},
+		"static, never, sandbox lost": {[]func(*corev1.Pod){never, ran, unready, mirror}, false},
+	} {
+		p := newPod("a", container("main", "a.example/gpu", "1"))
+		for _, edit := range c.edits {
+			edit(p)
+		}
+		if seen, _ := (reader{}).pod(p); seen.demand.Leaving != c.want || seen.ended {
+			t.Errorf("%s: leaving %v, ended %v", name, seen.demand.Leaving, seen.ended)
+		}
+	}
+}
+
 func TestDemands(t *testing.T) {
 	t.Parallel()
 	always := corev1.ContainerRestartPolicyAlways

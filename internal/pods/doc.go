@@ -2,9 +2,9 @@
 // and evicts them.
 //
 // Its Sink gets a consistent order. A pod is bound before it is dropped, and a dropped pod is not bound again, except by a full
-// list that contains it, or as the mirror pod of a static pod that runs again.
-// A terminating pod still counts: its containers may run until its phase is terminal or it is gone from the
-// API. Pods that were deleted while the API server was away are missing from the next full list.
+// list that contains it, or as the mirror pod of a static pod that runs again. A pod that is being deleted still counts, as one that is
+// leaving, until its phase is terminal or it is gone from the API. Pods that were deleted while the API server was away are missing from
+// the next full list.
 //
 // # The order of events
 //

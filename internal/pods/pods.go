@@ -162,7 +162,7 @@ func (p *Pods) Find(ctx context.Context, namespace, name string) (bool, error) {
 }
 
 // Ended reads from the API server how the pod of that name ended. It returns false if this node has no such pod, or if the
-// pod has not ended.
+// kubelet may start containers of it.
 func (p *Pods) Ended(ctx context.Context, namespace, name string) (device.EndedPod, bool, error) {
 	object, err := p.get(ctx, device.Pod{Namespace: namespace, Name: name})
 	switch {
@@ -170,7 +170,7 @@ func (p *Pods) Ended(ctx context.Context, namespace, name string) (device.EndedP
 		return device.EndedPod{}, false, nil
 	case err != nil:
 		return device.EndedPod{}, false, err
-	case object.Spec.NodeName != p.node || !ended(object):
+	case object.Spec.NodeName != p.node || !ended(object) && !leaving(object):
 		return device.EndedPod{}, false, nil
 	}
 	return ending(object), true, nil

@@ -273,6 +273,14 @@ func TestEnded(t *testing.T) {
 		Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByDeviceTaintManager", Message: "deleting due to device taint",
 	}}
 	api.Put(tainted)
+	leaving := at("leaving", 0, "Pending")
+	leaving.DeletionTimestamp = &began
+	api.Put(leaving)
+	stuck := at("stuck", 0, "Pending")
+	stuck.Spec.RestartPolicy = corev1.RestartPolicyNever
+	stuck.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReadyToStartContainers, Status: corev1.ConditionFalse}}
+	stuck.Status.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	api.Put(stuck)
 	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: newDiary(), Runtime: &sandboxes{all: true}, Log: kubetest.Log(t)})
 	pod := func(name string) device.Pod {
 		return device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}
@@ -283,6 +291,8 @@ func TestEnded(t *testing.T) {
 		"refused":   {Pod: pod("refused"), Failed: true, Refused: true, At: began.Time, Reason: "OutOfvendor.com/gpu", Message: "why"},
 		"evicted":   {Pod: pod("evicted"), Failed: true, Reason: "Evicted", Message: "why"},
 		"collected": {Pod: pod("collected"), Failed: true, Message: "why"},
+		"leaving":   {Pod: pod("leaving"), Leaving: true, Message: "it is being deleted"},
+		"stuck":     {Pod: pod("stuck"), Leaving: true, Message: "its sandbox is gone and its restartPolicy is Never; delete the pod"},
 		"tainted":   {Pod: pod("tainted"), Failed: true, Reason: "DeletionByDeviceTaintManager", Message: "deleting due to device taint"},
 	} {
 		got, found, err := p.Ended(t.Context(), "ns", name)

@@ -1,0 +1,154 @@
+package allocator_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// leaves has the API server show that the kubelet starts no further container of a pod.
+func (r *harness) leaves(d device.PodDemand) {
+	d.Leaving = true
+	r.Bind(d)
+	r.after(0)
+}
+
+// A pod of which no container runs, as one whose image cannot be pulled, is deleted, and its volume cannot be unmounted.
+func TestLeaving_NoContainer_ReleasesItsDevices(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		a := pod("a", app(gpu, 1))
+		r.Bind(a)
+		r.bind("b", app(gpu, 1))
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.leaves(a)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.leaves(a) // its status changes
+		r.expect("a", "main", "unknown")
+		if p := r.PodByUID("a"); p.PodAllocation != nil {
+			t.Errorf("it is back: %+v", p)
+		}
+		r.check()
+		r.check()
+	})
+}
+
+// A kubelet that restarts admits the pods again, and counts those that are being deleted.
+func TestLeaving_ObjectStays_RequestsCount(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		a := pod("a", app(gpu, 1))
+		a.Admitted = true
+		r.Replace([]device.PodDemand{a})
+		r.after(0)
+		r.leaves(a)
+		r.expect("a", "main", "unknown")
+		r.plugins.stock(gpu, 0)
+		r.after(0)
+		r.published(map[device.ResourceName]int{gpu: 1})
+		r.check()
+		r.Drop("a")
+		r.after(0)
+		r.published(map[device.ResourceName]int{gpu: 0})
+		r.check()
+	})
+}
+
+// A pod that waits is deleted while its sidecar has a long grace period.
+func TestLeaving_PodThatWaits_GetsNoDevice(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("holder", app(gpu, 1))
+		a := pod("a", app(gpu, 1))
+		r.Bind(a)
+		r.bind("b", app(gpu, 1))
+		side := running("1", "a", "side")
+		r.RuntimeCreating(side)
+		r.RuntimeInjected(side)
+		if err := r.RuntimeStarting(context.Background(), side); err != nil {
+			t.Error(err)
+		}
+		r.leaves(a)
+		r.Drop("holder")
+		r.after(time.Second)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.check()
+	})
+}
+
+// Until its containers have ended a pod that is being deleted is as others are; also after a restart, when the runtime's list comes last.
+func TestLeaving_ContainersRun_KeepsItsDevices(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		a := pod("a", app(gpu, 1))
+		r.Bind(a)
+		r.bind("b", app(gpu, 1))
+		one := r.created("1", "a", "main")
+		if err := r.RuntimeStarting(context.Background(), one); err != nil {
+			t.Error(err)
+		}
+		r.leaves(a)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.restart()
+		r.leaves(a)
+		one.Stamp = device.Choice{gpu: {"d0"}}
+		r.RuntimeSynced([]device.Running{one}, nil)
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		if p := r.PodByUID("a"); !p.Active {
+			t.Errorf("%+v", p)
+		}
+		r.RuntimeStopped(one)
+		r.after(time.Second)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.check()
+	})
+}
+
+// The runtime lists no container of a pod that had one: it ended while devmgrd was away.
+func TestLeaving_ContainersEndedMeanwhile_ReleasesItsDevices(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		a := pod("a", app(gpu, 1))
+		r.Bind(a)
+		r.bind("b", app(gpu, 1))
+		r.created("1", "a", "main")
+		r.RuntimeLost()
+		r.leaves(a)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.RuntimeSynced(nil, nil)
+		r.after(time.Second)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.check()
+	})
+}
+
+// The kubelet makes a new sandbox after all.
+func TestLeaving_StaysAfterAll_WaitsAgain(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		a := pod("a", app(gpu, 1))
+		r.Bind(a)
+		r.leaves(a)
+		r.bind("b", app(gpu, 1))
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.Bind(a)
+		r.after(0)
+		r.expect("a", "main", "waiting NotEnoughDevices")
+		r.check()
+	})
+}
