@@ -62,6 +62,11 @@ func TestReboot_PluginReturnsLast_PodsWaitForIt(t *testing.T) {
 		before[name] = r.running(name).Env["DEVICES"]
 	}
 	numbers := r.watchNumbers(gpu)
+	stuck := node.Pod("stuck", nic, 1) // its init container runs, and its restartPolicy is Never
+	stuck.Spec.NodeName = r.NodeName()
+	stuck.Spec.InitContainers = []corev1.Container{{Name: "init", Image: cluster.ProbeImage, Args: []string{"exit", "0"}}}
+	r.must(r.Create(r.ctx, stuck))
+	r.refused("stuck", "PluginMissing")
 
 	r.reboot(p)
 	r.must(r.Create(r.ctx, node.Pod("c", gpu, 1, "report", "--then-sleep")))
@@ -79,6 +84,9 @@ func TestReboot_PluginReturnsLast_PodsWaitForIt(t *testing.T) {
 	if c := r.running("c").Env["DEVICES"]; c == before["a"] || c == before["b"] {
 		t.Errorf("the new pod has %q, and the others %q", c, before)
 	}
+	r.plugin(nic, 1)
+	r.until("the pod that is not started again has no device", func() bool { return r.inState(nic, "free") == 1 })
+	r.says("explain default/stuck", "ended", "its sandbox is gone and its restartPolicy is Never; delete the pod")
 	for _, n := range numbers() {
 		if n != 3 {
 			t.Errorf("the Node showed %d meanwhile, want 3 all the time", n)

@@ -53,7 +53,8 @@ func TestPod_DeletedByForce_KeepsDevicesUntilItsContainerEnds(t *testing.T) {
 	r.states(0, 2, 0)
 }
 
-// The API server is away while pods end. Their devices stay theirs until it says so, and not longer.
+// The API server is away while pods end. Their devices stay theirs until it says so, and not longer; but those of one that is being deleted, if
+// devmgrd has heard of that: the kubelet starts no further container of it.
 func TestPods_EndWithoutAPIServer_KeepTheirDevices(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 3)
@@ -71,8 +72,8 @@ func TestPods_EndWithoutAPIServer_KeepTheirDevices(t *testing.T) {
 		}
 	}
 	r.until("both have ended", func() bool { ids, err := r.RunningContainers(r.ctx, "main"); return err == nil && len(ids) == 1 })
-	if n := r.inState(gpu, "assigned"); n != 3 {
-		t.Errorf("%v devices are assigned, want 3: the containers may be made again", n)
+	if n := r.inState(gpu, "assigned"); n < 2 {
+		t.Errorf("%v devices are assigned, want 2 at least: one container may be made again", n)
 	}
 	r.must(r.APIServer.Start(r.ctx))
 	r.must(r.WaitAPIServer(r.ctx))
@@ -100,6 +101,25 @@ func TestPods_EndInAnyWay_ReleaseDevices(t *testing.T) {
 	r.must(r.Client().PolicyV1().Evictions(metav1.NamespaceDefault).Evict(r.ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "evicted", Namespace: metav1.NamespaceDefault}}))
 	r.until("all devices are free", func() bool { return r.metric(free) == 4 })
 
+	// A pod's image cannot be pulled. It is deleted, and its volume is in use: its phase stays what it is.
+	hangs := node.Pod("hangs", gpu, 1)
+	hangs.Spec.Containers[0].Image = "127.0.0.1:1/none"
+	hangs.Spec.Volumes = append(hangs.Spec.Volumes, corev1.Volume{Name: "held", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}})
+	hangs.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "held", MountPath: "/held"}}
+	r.must(r.Create(r.ctx, hangs))
+	volume := fmt.Sprintf("/var/lib/kubelet/pods/%s/volumes/kubernetes.io~empty-dir/held", r.uid("hangs"))
+	r.must(r.WaitPod(r.soon(), metav1.NamespaceDefault, "hangs", func(p *corev1.Pod) (bool, error) {
+		return len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].State.Waiting.Reason == "ErrImagePull", nil
+	}))
+	r.until("it has a device", func() bool { return r.metric(free) == 3 })
+	user, err := os.Open(volume)
+	r.must(err)
+	r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, "hangs", metav1.DeleteOptions{}))
+	r.until("its device is free", func() bool { return r.metric(free) == 4 })
+	r.says("explain default/hangs", "ended", "it is being deleted")
+	r.must(user.Close())
+	r.must(r.Delete(r.ctx, "hangs"))
+
 	r.run("again", gpu, 3)
 	was := r.uid("again")
 	r.must(r.Delete(r.ctx, "again"))
@@ -113,7 +133,7 @@ func TestPods_EndInAnyWay_ReleaseDevices(t *testing.T) {
 	tooLarge.Spec.NodeName = r.NodeName()
 	tooLarge.Spec.Containers[0].Resources.Limits[corev1.ResourceMemory] = resource.MustParse("9Ti")
 	r.must(r.Create(r.ctx, tooLarge))
-	_, err := r.WaitPhase(r.soon(), "rejected", corev1.PodFailed)
+	_, err = r.WaitPhase(r.soon(), "rejected", corev1.PodFailed)
 	r.must(err)
 	r.until("all devices are free again", func() bool { return r.metric(free) == 4 })
 	r.says("explain default/rejected", "State:", "refused", "Reason:", "OutOfmemory", "Since:", "Ends:", "spec.nodeName")
