@@ -765,3 +765,50 @@ func TestSharing_GrantsDiffer_EachPodsNodesAreProved(t *testing.T) {
 		}
 	}, gated)
 }
+
+// Only the newer of the two grants shows that the devices are different.
+func TestSharing_PodWithTheNewerGrantLeaves_DeviceAddedBetweenIsWithheld(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.recalls(gpu, at("d0", 100))
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.plugins.continues(gpu, at("d0", 100), at("d1", 200))
+		r.bind("b", sharing("main", "d0"))
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.plugins.continues(gpu, at("d1", 200))
+		r.check()
+		r.Drop("b")
+		r.bind("c", app(gpu, 1))
+		r.expect("c", "main", "waiting NotEnoughDevices")
+		r.check()
+	})
+}
+
+// The pod that stays has not used the device since the boot, as the plugin of its other resource is away.
+func TestSharing_OnlyUserOfAnUnlistedDeviceLeaves_NothingIsWithheld(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.boot = "1"
+		r.restart()
+		r.plugins.recalls(gpu, at("d0", 100))
+		r.plugins.stock(nic, 1)
+		r.RuntimeSynced(nil, nil)
+		both := sharing("main", "d0")
+		both.Wants[nic] = 1
+		r.bind("a", both)
+		r.bind("b", sharing("main", "d0"))
+		r.plugins.offer(nic, func(o *device.Offer) { o.State = device.Lost })
+		r.reboot()
+		r.bind("a", both)
+		r.bind("b", sharing("main", "d0"))
+		r.plugins.continues(gpu, at("d0", 100))
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.plugins.continues(gpu, at("d1", 200))
+		r.bind("c", app(gpu, 1))
+		r.expect("c", "main", "waiting NotEnoughDevices")
+		r.Drop("b")
+		r.expect("c", "main", "ready vendor.com/gpu[d1]")
+		r.check()
+	})
+}

@@ -216,9 +216,8 @@ func (l *Ledger) Release(pod device.PodUID, ds Devices) {
 // free takes devices from a pod.
 func (l *Ledger) free(name device.ResourceName, ids []device.ID, from device.PodUID) {
 	r := l.Resources[name]
-	before := r.unlisted
 	r.leave(ids, from)
-	if r.unlisted != before {
-		l.Withhold(name)
+	if slices.ContainsFunc(ids, func(id device.ID) bool { return !r.listing.Lists(id) }) {
+		l.Withhold(name) // also where another pod has the device still: its grant may be older
 	}
 }

@@ -27,8 +27,8 @@ type unclear struct {
 }
 
 // Withhold withholds the devices that may be in use under an ID that is no longer listed, and frees those that no longer
-// may be. Callers run it whenever the time of a grant has become known; the Ledger does when a list, or the set of unlisted devices in
-// use, has changed.
+// may be. Callers run it whenever the time of a grant has become known; the Ledger does when a list, or the pods that have
+// unlisted devices, have changed.
 func (l *Ledger) Withhold(name device.ResourceName) {
 	r := l.Resources[name]
 	if r.unlisted == 0 && r.withheld.IsZero() && r.withheldLogged == 0 && r.unlistedIdle == 0 {
