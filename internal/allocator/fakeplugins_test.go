@@ -50,6 +50,7 @@ type fakePlugins struct {
 	haunted     map[device.PodUID]bool // pods with processes
 	walks       int                    // how often the host has been asked about a pod
 	looked      []int                  // about how many containers at a time it has been asked
+	looks       func()                 // called before each such question; nil: nothing
 	forgetFails bool
 	forgotten   func() // Forget calls it when it has dropped the resource
 	blind       error  // why the host cannot list the pods with processes
@@ -233,6 +234,9 @@ func (s *fakePlugins) PreStart(ctx context.Context, _ device.Pod, c device.Conta
 
 // ContainersWithProcesses replaces the host's.
 func (s *fakePlugins) ContainersWithProcesses(ids []string) (map[string]bool, error) {
+	if s.looks != nil {
+		s.looks()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.looked = append(s.looked, len(ids))

@@ -72,7 +72,7 @@ type grants struct {
 	lapsed    map[string]lapse // containers whose grants no longer hold
 	fresh     map[string]bool  // containers whose grants are unused so far
 	distrusts map[string]bool  // containers whose last grants could not be used: their plugins are asked even if another container has a grant
-	ran       bool             // a container may have run since the boot
+	ran       bool             // a container may have run since the boot, or one of a pod that has left the proof for its devices to this one
 	failures  int              // consecutive failures to apply its grants
 	refused   *refused         // the container that was refused although it has devices; nil: none was, or it has started since
 	kept      []kept           // of attempts that have failed

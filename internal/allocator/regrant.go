@@ -148,7 +148,7 @@ func (a *Allocator) moveLocked(p *pod, why device.Wait) {
 		proven := a.proveIdle(suspects)
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if p.phase == abandoned || p.newDemand != nil || p.preparing() || !a.barLocked(p.demand.Pod.UID, proven) {
+		if p.phase == abandoned || p.newDemand != nil || p.ran || p.preparing() || !a.barLocked(p.demand.Pod.UID, proven) {
 			a.failLocked(p, why, firstPause)
 			return
 		}

@@ -292,6 +292,22 @@ func (a *Allocator) departureLocked(p *pod) (d device.Departure, joined bool) {
 	return d, joined
 }
 
+// leaveProofLocked leaves the proof for the devices of a pod that is forgotten to the pods that keep them: they count as having run themselves.
+func (a *Allocator) leaveProofLocked(p *pod) {
+	if !p.ran || !p.demand.Shares() {
+		return
+	}
+	for r, ids := range ledger.DevicesOf(p.assigned) {
+		for _, id := range ids {
+			for uid := range a.ledger.Lookup(r).Holders(id) {
+				if q := a.pods[uid]; q != nil {
+					q.ran = true
+				}
+			}
+		}
+	}
+}
+
 // names reports whether a grant names device nodes.
 func names(g device.Grant) bool { return len(g.Nodes)+len(g.CDI) > 0 }
 

@@ -812,3 +812,68 @@ func TestSharing_OnlyUserOfAnUnlistedDeviceLeaves_NothingIsWithheld(t *testing.T
 		r.check()
 	})
 }
+
+// A pod of the claim has used the device, and its release was left to the one that stays. That one has not run, and its grant could not be used.
+func TestSharing_PodThatStaysIsPlannedAgain_ReleaseIsProved(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.bind("b", sharing("main", "d0"))
+		start(r, running("1", "a", "main"))
+		r.releaser.holds("b", opener)
+		r.Drop("a")
+		r.RuntimeStopped(running("1", "a", "main"))
+		r.check()
+		if p := r.PodByUID("a"); p.PodAllocation != nil {
+			t.Errorf("a is %+v", p)
+		}
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error { return errPlugin })
+		r.Refused(device.Container{Pod: "b", Name: "main"}, device.Wait{Reason: device.HostDeviceMissing, Message: "gone"}, true)
+		r.after(time.Minute)
+		r.Drop("b")
+		r.check()
+		r.plugins.answers(nil)
+		r.bind("c", claims(app(gpu, 1), "y", "d0"))
+		r.expect("c", "main", "waiting DeviceInUse")
+		r.expectDeparts("b", "d0")
+		r.releaser.holds("b", device.Release{})
+		r.expect("c", "main", "ready vendor.com/gpu[d0]")
+	}, gated)
+}
+
+// The pod that has run ends while the containers of the other one are examined.
+func TestSharing_LastUserEndsBeforeTheOtherIsPlannedAgain_ReleaseIsProved(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.bind("b", sharing("main", "d0"))
+		start(r, running("1", "a", "main"))
+		r.RuntimeCreating(running("2", "b", "main"))
+		r.RuntimeInjected(running("2", "b", "main"))
+		r.releaser.holds("b", opener)
+		examined := make(chan struct{})
+		r.plugins.looks = func() { <-examined }
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error { return errPlugin })
+		r.Refused(device.Container{Pod: "b", Name: "main"}, device.Wait{Reason: device.HostDeviceMissing, Message: "gone"}, true)
+		r.after(2 * time.Minute)
+		r.Drop("a")
+		r.RuntimeStopped(running("1", "a", "main"))
+		r.check()
+		if p := r.PodByUID("a"); p.PodAllocation != nil {
+			t.Errorf("a is %+v", p)
+		}
+		close(examined)
+		r.after(time.Minute)
+		r.Drop("b")
+		r.RuntimeStopped(running("2", "b", "main"))
+		r.check()
+		r.plugins.answers(nil)
+		r.bind("c", claims(app(gpu, 1), "y", "d0"))
+		r.expect("c", "main", "waiting DeviceInUse")
+		r.expectDeparts("b", "d0")
+	}, gated)
+}

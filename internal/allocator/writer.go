@@ -75,6 +75,7 @@ func (a *Allocator) due(found evidence) (save, forget []*pod, records []device.P
 	a.releaseLeftoversLocked(found)
 	for _, p := range a.ended {
 		if a.departedLocked(p, found) {
+			a.leaveProofLocked(p)
 			a.enterLocked(p, forgetting)
 			forget = append(forget, p)
 		}
