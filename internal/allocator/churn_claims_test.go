@@ -163,14 +163,15 @@ func (c *churning) byNumber() (n int) {
 	return n
 }
 
-// claimOf returns the claim of a pod, and one container's devices of it; empty: it has none.
-func claimOf(p device.PodDemand) (claim device.ClaimUID, ids []device.ID) {
+// claimOf returns the claim of a pod, and the devices that its containers have by it; empty: it has none.
+func claimOf(p device.PodDemand) (claim device.ClaimUID, ids map[device.ID]bool) {
+	ids = map[device.ID]bool{}
 	for _, d := range p.Demands {
-		if ids := d.Fixed[fpga]; len(ids) > 0 {
-			return d.Claimed[fpga][ids[0]], ids
+		for id, by := range d.Claimed[fpga] {
+			claim, ids[id] = by, true
 		}
 	}
-	return "", nil
+	return claim, ids
 }
 
 // share reports whether two pods have one claim.

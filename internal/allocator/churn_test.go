@@ -546,7 +546,7 @@ func (c *churning) judge() {
 			for r, n := range c.deleted[h.Pod.Name].Requests() {
 				orphaned[r] += n
 			}
-			_, ids := claimOf(c.deleted[h.Pod.Name]) // all containers have the same claim
+			_, ids := claimOf(c.deleted[h.Pod.Name])
 			orphaned[fpga] += len(ids)
 		}
 	}
