@@ -1,6 +1,7 @@
 package allocator_test
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -174,14 +175,23 @@ func claimOf(p device.PodDemand) (claim device.ClaimUID, ids map[device.ID]bool)
 	return claim, ids
 }
 
+// demand returns what a pod requests or, if it has been deleted, has requested.
+func (c *churning) demand(pod string) device.PodDemand {
+	if d, is := c.pods[pod]; is {
+		return d
+	}
+	return c.deleted[pod]
+}
+
+// user returns the claim by which a pod has a device, or the pod.
+func (c *churning) user(pod string, id device.ID) string {
+	return cmp.Or(string(c.demand(pod).Claim(fpga, id)), pod)
+}
+
 // share reports whether two pods have one claim.
 func (c *churning) share(a, b string) bool {
 	claim := func(pod string) device.ClaimUID {
-		d, is := c.pods[pod]
-		if !is {
-			d = c.deleted[pod]
-		}
-		claim, _ := claimOf(d)
+		claim, _ := claimOf(c.demand(pod))
 		return claim
 	}
 	return strings.HasPrefix(a, "claim") && strings.HasPrefix(b, "claim") && claim(a) == claim(b)

@@ -58,7 +58,7 @@ type churning struct {
 	claimed         int                     // claims so far
 	claiming        int                     // pods with claims so far
 	fpgas           fpgasInUse
-	users           map[device.ID]device.ClaimUID // of FPGAs: by which claim a container has had it last
+	users           map[device.ID]string // of FPGAs: by which claim, or as of which pod, a container has run with it last
 	proved          provedFPGAs
 	outdated        provedFPGAs // those that have been released since the plugin was last asked for them
 	again           provedFPGAs // those of which a grant was refused: the plugin is asked again, though another pod of the claim may run with them
@@ -80,7 +80,7 @@ func newChurning(r *harness, seed uint64) *churning {
 		harness: r, Rand: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), absent: map[device.ResourceName]map[device.ID]int64{}, ran: map[device.PodUID]bool{}, pods: map[string]device.PodDemand{}, deleted: map[string]device.PodDemand{}, leaving: map[string]device.PodDemand{},
 		made: map[string]*made{}, connected: true,
 		prefix: map[device.ResourceName]string{gpu: "d", nic: "d", fpga: "d"}, claims: map[string]*sharedClaim{}, fpgas: fpgasInUse{by: map[device.ID]int{}},
-		users: map[device.ID]device.ClaimUID{}, subsets: seed%4 == 1,
+		users: map[device.ID]string{}, subsets: seed%4 == 1,
 		proved: provedFPGAs{ids: map[device.ID]bool{}}, outdated: provedFPGAs{ids: map[device.ID]bool{}}, again: provedFPGAs{ids: map[device.ID]bool{}},
 	}
 	if r.releaser != nil {
@@ -420,14 +420,12 @@ func (c *churning) create(pod string, fails bool) string {
 		one.uses[s.Resource], one.Stamp[s.Resource] = hardware(s.IDs), s.IDs
 	}
 	for _, id := range one.Stamp[fpga] {
-		claim := c.pods[pod].Claim(fpga, id)
-		if was := c.users[id]; c.releaser != nil && was != "" && was != claim && !c.proved.has(id) {
-			c.t.Errorf("%s has %s by %s, and its release by %s has not been proved", pod, id, claim, was)
+		if was, now := c.users[id], c.user(pod, id); c.releaser != nil && was != "" && was != now && !c.proved.has(id) {
+			c.t.Errorf("%s has %s by %s, and its release by %s has not been proved", pod, id, now, was)
 		}
 		if c.outdated.has(id) {
 			c.t.Errorf("%s has %s by a grant from before its release", pod, id)
 		}
-		c.users[id] = claim
 	}
 	demand, _ := c.pods[pod].Of("0")
 	for r, n := range demand.Wants {
@@ -459,6 +457,9 @@ func (c *churning) start(one *made) string {
 	}
 	one.started, c.ran[one.Container.Pod] = true, true
 	c.proved.setIDs(one.Stamp[fpga], false)
+	for _, id := range one.Stamp[fpga] {
+		c.users[id] = c.user(string(one.Container.Pod), id)
+	}
 	c.fpgas.add(one.Stamp[fpga], 1)
 	c.plugins.setAlive(one.ID, true)
 	return "start a container of " + string(one.Container.Pod)
