@@ -487,6 +487,24 @@ func TestStart_Unseen_PodKeepsItsDevices(t *testing.T) {
 	})
 }
 
+// A container was created, and is gone when devmgrd is connected again: it may have run in between.
+func TestStart_UnseenLikeItsEnd_PodKeepsItsDevices(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		c := running("1", "a", "main")
+		r.RuntimeCreating(c)
+		r.RuntimeInjected(c)
+		r.RuntimeLost()
+		r.RuntimeSynced(nil, nil)
+		r.Refused(c.Container, device.Wait{Reason: device.HostDeviceMissing, Message: "/dev/d0 is gone"}, true)
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
 // Another NRI plugin fails in StopContainer and RemoveContainer, which hides both from devmgrd.
 func TestSandboxRemoved_EndsItsContainers(t *testing.T) {
 	t.Parallel()

@@ -92,6 +92,15 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 			p.ran = true
 		}
 	}
+	for uid, all := range before {
+		for id, c := range all {
+			if p := a.pods[uid]; p != nil && a.running[uid][id] == nil && !c.Barred {
+				if _, has := p.of(c.Name); has {
+					p.ran = true // the container may have run while devmgrd was not connected
+				}
+			}
+		}
+	}
 	a.runtimeSynced, a.syncedAt = true, time.Now()
 	a.replaceLocked(local, true)
 	for uid := range a.kept {
