@@ -68,6 +68,9 @@ func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
 	demand, lapsed := p.demand, maps.Clone(p.lapsed)
 	all := slices.Clone(p.assigned)
 	for i, as := range all {
+		if _, is := lapsed[as.Container.Name]; !is {
+			continue
+		}
 		all[i].Shares = slices.Clone(as.Shares)
 		for j, s := range as.Shares {
 			all[i].Shares[j].At = a.ledger.Resources[s.Resource].Listing().Newest() // before the call: the list may change meanwhile
@@ -118,8 +121,8 @@ func (a *Allocator) regranted(p *pod, got []device.Assignment, err error) {
 	}
 	lapsed := p.lapsed
 	p.lapsed = nil
-	a.withholdLocked(p)
 	a.grantedLocked(p, got, func(container string) bool { _, was := lapsed[container]; return was })
+	a.withholdLocked(p)
 	a.cfg.Log.Info("devices granted again", "pod", p.demand.Pod.String(), "devices", device.Summary(got))
 }
 

@@ -337,3 +337,45 @@ func TestReboot_DevicesAreRenamed_IdleContainerIsInNobodysWay(t *testing.T) {
 		r.check()
 	}, func(r *harness) { r.boot = "one" })
 }
+
+// The plugin has given the device of the container that runs another ID. The grant of another container is renewed: that says nothing of this one.
+func TestRegrant_OtherContainersDeviceIsRenamed_RemainsWithheld(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.recalls(gpu, at("d0", 100))
+		r.plugins.stock(nic, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1), wants("side", device.App, nic, 1))
+		start(r, running("1", "a", "main"))
+		r.plugins.continues(gpu, at("new", 200))
+		r.Refused(device.Container{Pod: "a", Name: "side"}, device.Wait{Reason: device.HostDeviceMissing, Message: "gone"}, true)
+		r.after(10 * time.Second)
+		r.expect("a", "side", "ready vendor.com/nic[d0]")
+		r.check()
+		r.plugins.continues(gpu, at("new", 200))
+		r.bind("b", app(gpu, 1))
+		r.expect("b", "main", "waiting NotEnoughDevices")
+	})
+}
+
+// The plugin stops listing the device while it grants it once more. It has listed it together with the other one by then.
+func TestRegrant_DeviceVanishesDuringTheCall_NothingIsWithheld(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.recalls(gpu, at("d0", 100))
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		start(r, running("1", "a", "main"))
+		r.RuntimeStopped(running("1", "a", "main"))
+		r.plugins.continues(gpu, at("d0", 100), at("d1", 150))
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error { time.Sleep(5 * time.Second); return nil })
+		r.Refused(device.Container{Pod: "a", Name: "main"}, device.Wait{Reason: device.HostDeviceMissing, Message: "gone"}, true)
+		r.after(3 * time.Second)
+		r.plugins.continues(gpu, at("d1", 150))
+		r.bind("b", app(gpu, 1))
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.after(20 * time.Second)
+		r.expect("b", "main", "ready vendor.com/gpu[d1]")
+		r.check()
+	})
+}
