@@ -188,6 +188,16 @@ func (c *churning) user(pod string, id device.ID) string {
 	return cmp.Or(string(c.demand(pod).Claim(fpga, id)), pod)
 }
 
+// claimHasRun reports whether a pod with the claim of this one has run.
+func (c *churning) claimHasRun(pod string) bool {
+	for other := range c.ran {
+		if c.share(pod, string(other)) {
+			return true
+		}
+	}
+	return false
+}
+
 // share reports whether two pods have one claim.
 func (c *churning) share(a, b string) bool {
 	claim := func(pod string) device.ClaimUID {

@@ -347,6 +347,7 @@ func (c *churning) reboot() string {
 		c.plugins.setAlive(id, false)
 		delete(c.made, id)
 	}
+	clear(c.users) // who had which device matters for its pod only: one that has not run since may get another
 	c.boots++
 	c.boot = fmt.Sprint("boot ", c.boots)
 	c.connected, c.broken = false, false
@@ -657,8 +658,8 @@ func (c *churning) settle() {
 	}
 	requests := map[device.ResourceName]int{}
 	for n, p := range c.pods {
-		if c.served(p) {
-			c.delete(n)
+		if c.served(p) || len(c.PodByUID(device.PodUID(n)).Assignments) > 0 && c.claimHasRun(n) {
+			c.delete(n) // the latter keeps what a pod of its claim has run with, gets no others, and waits if the plugin has renamed its NIC
 			continue
 		}
 		for r, n := range p.Requests() {
