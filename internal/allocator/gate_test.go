@@ -594,6 +594,29 @@ func TestRelease_BusyDeviceIsRenamedByAReboot_CountsOnce(t *testing.T) {
 	}, gated)
 }
 
+// release.command has failed for the device before a reboot, the API server is away after it, and the plugin refuses the device.
+func TestRelease_PodOfAFailedReleaseIsRecalledByAReboot_KeepsItsDevices(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.boot = "1"
+		r.restart()
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.releaser.holds("a", device.Release{Why: "release.command failed", Failed: "exit code 3"})
+		r.Drop("a")
+		r.after(10 * time.Second)
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error { return errPlugin })
+		r.reboot()
+		r.plugins.stock(gpu, 1)
+		r.after(2 * time.Minute)
+		r.plugins.answers(nil)
+		r.Replace([]device.PodDemand{pod("b", app(gpu, 1))})
+		r.after(10 * time.Second)
+		r.expect("b", "main", "waiting DeviceBusy")
+	}, gated)
+}
+
 // The commit fails while a container of the pod runs.
 func TestRelease_ContainerDuringAFailingCommit_ProofIsVoid(t *testing.T) {
 	t.Parallel()

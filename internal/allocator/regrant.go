@@ -48,8 +48,8 @@ func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
 		return
 	}
 	running := a.running[p.demand.Pod.UID]
-	starting := max(0, time.Until(running.InjectedLast().Add(idleGrace))) // so long its idle containers may be about to start
-	movable := !p.ran && !running.MayRun() && starting == 0
+	starting := max(0, time.Until(running.InjectedLast().Add(idleGrace)))               // so long its idle containers may be about to start
+	movable := !p.ran && p.departure.failed == "" && !running.MayRun() && starting == 0 // a pod whose release has failed had ended
 	failed := p.tries >= maxRegrants && p.wait.Reason != device.StoreUnavailable
 	if movable && (failed || slices.Contains(slices.Collect(maps.Values(p.lapsed)), unusable)) {
 		a.moveLocked(p, p.wait)
