@@ -474,6 +474,8 @@ func (c *churning) end(one *made) {
 	c.plugins.setAlive(one.ID, false)
 	if c.connected {
 		c.RuntimeStopped(one.Running)
+	} else {
+		c.ran[one.Container.Pod] = true // as far as the allocator can know
 	}
 }
 
