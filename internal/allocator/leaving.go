@@ -10,17 +10,18 @@ import "github.com/devmgrd/devmgrd/internal/device"
 func (a *Allocator) leaveLocked(d device.PodDemand) bool {
 	uid := d.Pod.UID
 	p := a.pods[uid]
-	if !d.Leaving || !a.runtimeSynced || p != nil && p.runtimeKnows {
+	if !d.Leaving || a.syncedAt.IsZero() || p != nil && p.runtimeKnows {
 		return false
 	}
+	_, left := a.left[uid]
 	has := len(d.Demands) == 0 || p != nil && p.complete() || a.ledger.Quarantined[uid] != nil
-	if has && a.running[uid].MayRun() {
+	if has && (a.running[uid].MayRun() || !a.runtimeSynced && !left) {
 		return false
 	}
 	if p != nil && p.active() {
 		a.dropLocked(p)
 	}
-	if _, known := a.left[uid]; !known {
+	if !left {
 		a.left[uid] = d
 		a.requestLocked(d, 1)
 		a.changedLocked()

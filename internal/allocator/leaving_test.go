@@ -152,3 +152,39 @@ func TestLeaving_StaysAfterAll_WaitsAgain(t *testing.T) {
 		r.check()
 	})
 }
+
+// The runtime is away, and the status of pods that have left changes. They get nothing, and an operator's word about a device counts still.
+func TestLeaving_RuntimeIsAway_StaysLeft(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		waits, has := pod("waits", app(gpu, 1)), pod("has", app(gpu, 1))
+		r.Bind(has)
+		r.expect("has", "main", "ready vendor.com/gpu[d0]")
+		r.plugins.haunt("has")
+		r.leaves(has)
+		r.leaves(waits)
+		r.RuntimeLost()
+		r.asked()
+		stands := func() {
+			t.Helper()
+			r.after(time.Second)
+			if got := r.asked(); len(got) > 0 {
+				t.Errorf("asked %q", got)
+			}
+			if p := r.PodByUID("has"); p.PodAllocation == nil || p.Active || r.PodByUID("waits").PodAllocation != nil {
+				t.Errorf("they are back: %+v", p)
+			}
+			r.check()
+		}
+		r.leaves(has)
+		r.leaves(waits)
+		stands()
+		has.Leaving, waits.Leaving = true, true
+		r.Replace([]device.PodDemand{has, waits})
+		stands()
+		r.Replace(nil)
+		stands()
+	})
+}

@@ -165,9 +165,6 @@ func (a *Allocator) Replace(all []device.PodDemand) {
 	for uid := range a.mirrors {
 		a.unmirrorLocked(uid)
 	}
-	for uid := range a.left {
-		a.uncountLeftLocked(uid)
-	}
 	a.replaceLocked(all, false)
 	for _, p := range a.locals {
 		a.publishLocked(p) // its mirror pod may be gone
@@ -189,6 +186,11 @@ func (a *Allocator) replaceLocked(all []device.PodDemand, local bool) {
 	for uid, p := range a.pods {
 		if !named[uid] && p.demand.Local == local {
 			a.dropLocked(p)
+		}
+	}
+	for uid := range a.left {
+		if !named[uid] && !local {
+			a.uncountLeftLocked(uid)
 		}
 	}
 }
