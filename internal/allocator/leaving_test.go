@@ -40,24 +40,29 @@ func TestLeaving_NoContainer_ReleasesItsDevices(t *testing.T) {
 // A kubelet that restarts admits the pods again, and counts those that are being deleted.
 func TestLeaving_ObjectStays_RequestsCount(t *testing.T) {
 	t.Parallel()
-	run(t, func(r *harness) {
-		r.plugins.stock(gpu, 1)
-		r.RuntimeSynced(nil, nil)
-		a := pod("a", app(gpu, 1))
-		a.Admitted = true
-		r.Replace([]device.PodDemand{a})
-		r.after(0)
-		r.leaves(a)
-		r.expect("a", "main", "unknown")
-		r.plugins.stock(gpu, 0)
-		r.after(0)
-		r.published(map[device.ResourceName]int{gpu: 1})
-		r.check()
-		r.Drop("a")
-		r.after(0)
-		r.published(map[device.ResourceName]int{gpu: 0})
-		r.check()
-	})
+	for _, byStatus := range []bool{false, true} { // or by the creation of a container
+		run(t, func(r *harness) {
+			r.plugins.stock(gpu, 1)
+			r.RuntimeSynced(nil, nil)
+			a := pod("a", app(gpu, 1))
+			a.Admitted = byStatus
+			r.Replace([]device.PodDemand{a})
+			r.after(0)
+			if !byStatus {
+				r.RuntimeStopped(r.created("1", "a", "main"))
+			}
+			r.leaves(a)
+			r.expect("a", "main", "unknown")
+			r.plugins.stock(gpu, 0)
+			r.after(0)
+			r.published(map[device.ResourceName]int{gpu: 1})
+			r.check()
+			r.Drop("a")
+			r.after(0)
+			r.published(map[device.ResourceName]int{gpu: 0})
+			r.check()
+		})
+	}
 }
 
 // A pod that waits is deleted while its sidecar has a long grace period.

@@ -208,14 +208,14 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		return
 	}
 	p := a.pods[d.Pod.UID]
-	if a.leaveLocked(d) {
-		return
-	}
-	a.uncountLeftLocked(d.Pod.UID)
 	if p != nil && d.Admitted {
 		a.kubeletAdmittedLocked(p)
 	}
 	d.Admitted = d.Admitted || p != nil && p.demand.Admitted
+	if a.leaveLocked(d) {
+		return
+	}
+	a.uncountLeftLocked(d.Pod.UID)
 	if d.Created.IsZero() { // unknown: as old as the allocator's record of the pod
 		d.Created = time.Now()
 		if p != nil {
