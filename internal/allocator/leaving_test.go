@@ -193,3 +193,33 @@ func TestLeaving_RuntimeIsAway_StaysLeft(t *testing.T) {
 		stands()
 	})
 }
+
+// The deletion begins while the hook answers, and the runtime cannot start the container, which no event reports.
+func TestLeaving_ContainerIsBeingCreated_ReleasesItsDevices(t *testing.T) {
+	t.Parallel()
+	for _, starts := range []bool{false, true} {
+		run(t, func(r *harness) {
+			r.plugins.stock(gpu, 1)
+			r.RuntimeSynced(nil, nil)
+			a := pod("a", app(gpu, 1))
+			r.Bind(a)
+			r.bind("b", app(gpu, 1))
+			r.expect("a", "main", "ready vendor.com/gpu[d0]")
+			c := running("1", "a", "main")
+			r.RuntimeCreating(c)
+			r.leaves(a)
+			r.RuntimeInjected(c)
+			if starts {
+				if err := r.RuntimeStarting(context.Background(), c); err != nil {
+					t.Error(err)
+				}
+				r.after(time.Minute)
+				r.expect("b", "main", "waiting NotEnoughDevices")
+				r.RuntimeStopped(c)
+			}
+			r.after(time.Minute)
+			r.expect("b", "main", "ready vendor.com/gpu[d0]")
+			r.check()
+		})
+	}
+}

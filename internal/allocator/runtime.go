@@ -151,6 +151,7 @@ func (a *Allocator) RuntimeInjected(r device.Running) {
 		if r.Restored {
 			a.startedLocked(r)
 		}
+		a.lastEndedLocked(a.pods[r.Container.Pod]) // its deletion may have begun before the answer
 	})
 }
 
