@@ -223,3 +223,31 @@ func TestLeaving_ContainerIsBeingCreated_ReleasesItsDevices(t *testing.T) {
 		})
 	}
 }
+
+// release.command has failed for its devices, and devmgrd restarts while its object is still there: the operator decides, as with other pods.
+func TestLeaving_CommandFailed_RestartDoesNotRepeatIt(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		a, b := pod("a", app(gpu, 1)), pod("b", app(gpu, 1))
+		r.Bind(a)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.Bind(b)
+		r.releaser.holds("a", device.Release{Why: "release.command failed", Failed: "exit code 3"})
+		r.leaves(a)
+		r.after(10 * time.Second)
+		r.restart()
+		r.plugins.stock(gpu, 1)
+		r.releaser.holds("a", device.Release{}) // the next run would succeed
+		a.Leaving = true
+		r.Replace([]device.PodDemand{a, b})
+		r.RuntimeSynced(nil, nil)
+		r.after(10 * time.Second)
+		r.expect("b", "main", "waiting DeviceBusy")
+		if got := r.releaser.departed["a"].Failed; got != "exit code 3" {
+			t.Errorf("the failure is reported as %q", got)
+		}
+		r.check()
+	}, gated)
+}

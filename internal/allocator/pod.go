@@ -229,7 +229,7 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		a.beginLocked(p)
 		return
 	}
-	if p.departure.failed != "" {
+	if p.departure.failed != "" && !d.Leaving {
 		a.usedLocked(p) // it was only away
 	}
 	if p.recalled {
