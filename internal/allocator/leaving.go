@@ -14,7 +14,7 @@ func (a *Allocator) leaveLocked(d device.PodDemand) bool {
 		return false
 	}
 	_, left := a.left[uid]
-	has := len(d.Demands) == 0 || p != nil && p.complete() || a.ledger.Quarantined[uid] != nil
+	has := len(d.Demands) == 0 || p != nil && p.complete() || a.ledger.Quarantined[uid] != nil || len(a.kubelets.Pods[uid])+len(a.kept[uid]) > 0
 	if has && (a.running[uid].MayRun() || !a.runtimeSynced && !left) {
 		return false
 	}

@@ -251,3 +251,28 @@ func TestLeaving_CommandFailed_RestartDoesNotRepeatIt(t *testing.T) {
 		r.check()
 	}, gated)
 }
+
+// A container has a device by the kubelet, which forgets the pod while the container runs on. Its plugin comes to devmgrd afterwards.
+func TestLeaving_HasADeviceByTheKubelet_KeepsIt(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.kubelet(has("a", "main", "d0"))
+		c := running("1", "a", "main")
+		r.RuntimeSynced([]device.Running{c}, nil)
+		a := pod("a", app(gpu, 1))
+		r.Replace([]device.PodDemand{a})
+		r.expect("a", "main", "waiting PluginMissing")
+		r.leaves(a)
+		r.kubelet(nil)
+		r.leaves(a)
+		r.plugins.stock(gpu, 1)
+		r.bind("b", app(gpu, 1))
+		r.after(time.Minute)
+		r.expect("b", "main", "waiting DevicesUnknown")
+		r.RuntimeStopped(c)
+		r.after(time.Second)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.expect("a", "main", "unknown")
+		r.check()
+	}, func(r *harness) { r.mute = true })
+}
