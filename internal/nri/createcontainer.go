@@ -96,6 +96,7 @@ func (p *plugin) addDevices(ctx context.Context, adj *api.ContainerAdjustment, i
 		if err := foreignClaims(ctr); err != nil {
 			return err
 		}
+		p.attempts.given(c.Container, c.ID, nil)
 		p.Runtime.RuntimeUnserved(c) // a static pod without a mirror: it may be the API server itself
 		return nil
 	case err != nil:

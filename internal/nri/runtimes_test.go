@@ -186,7 +186,7 @@ func TestRuntimes_ContainerWithoutName_IsFoundOrRefused(t *testing.T) {
 func TestRuntimes_ContainerIsNotCreated_EndIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	for runtime, reports := range map[[2]string]bool{containerd22: false, crio136: true} {
-		for _, st := range []device.Readiness{ready(), {State: device.NoDevices}} {
+		for _, st := range []device.Readiness{ready(), {State: device.NoDevices}, {State: device.Unknown}} {
 			for i := range st.Assignment.Shares {
 				st.Assignment.Shares[i].Grant.Nodes, st.Assignment.Shares[i].Grant.CDI = nil, nil
 			}
@@ -195,20 +195,24 @@ func TestRuntimes_ContainerIsNotCreated_EndIsReportedOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.set(st)
+			pod := sandbox()
+			if st.State == device.Unknown { // a static pod, which starts all the same
+				pod.Annotations[sourceKey] = "file"
+			}
 			create := func(id string) *api.Container {
 				c := container()
 				c.Id = id
-				if _, _, err := p.CreateContainer(t.Context(), sandbox(), c); err != nil {
+				if _, _, err := p.CreateContainer(t.Context(), pod, c); err != nil {
 					t.Fatal(err)
 				}
 				return c
 			}
 			create("1")
-			overruled := &api.ValidateContainerAdjustmentRequest{Pod: sandbox(), Container: create("2"), Adjust: &api.ContainerAdjustment{}}
-			if err := p.ValidateContainerAdjustment(t.Context(), overruled); (err == nil) != (st.State == device.NoDevices) {
+			overruled := &api.ValidateContainerAdjustmentRequest{Pod: pod, Container: create("2"), Adjust: &api.ContainerAdjustment{}}
+			if err := p.ValidateContainerAdjustment(t.Context(), overruled); (err == nil) == (st.State == device.Ready) {
 				t.Fatal(err)
 			}
-			if err := p.StartContainer(t.Context(), sandbox(), create("3")); err != nil {
+			if err := p.StartContainer(t.Context(), pod, create("3")); err != nil {
 				t.Fatal(err)
 			}
 			create("4")
@@ -216,7 +220,7 @@ func TestRuntimes_ContainerIsNotCreated_EndIsReportedOnce(t *testing.T) {
 			for range 2 {
 				c := container()
 				c.Id = "5"
-				if _, _, err := p.CreateContainer(t.Context(), sandbox(), c); err == nil {
+				if _, _, err := p.CreateContainer(t.Context(), pod, c); err == nil {
 					t.Fatal("a container that waits is created")
 				}
 			}
