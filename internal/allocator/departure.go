@@ -369,6 +369,7 @@ func (a *Allocator) barLocked(uid device.PodUID, proven map[*containers.Containe
 	}
 	a.disownLocked(uid)
 	for _, l := range a.running[uid] {
+		a.unsaidLocked(l)
 		for _, r := range slices.Clone(l.UnknownDevices) {
 			a.unpauseLocked(l, r)
 		}

@@ -2,6 +2,7 @@ package allocator_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -466,6 +467,60 @@ func TestStart_OfAnUnlistedContainer_DevicesOfAnotherPod_AreInDispute(t *testing
 		r.RuntimeStopped(c)
 		r.check()
 	})
+}
+
+// Unlisted containers of unknown pods come and go. How many devices may be recorded of them is not used up.
+func TestStart_OfUnlistedContainers_ManyInTurn_NothingIsPaused(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 128)
+		r.RuntimeSynced(nil, nil)
+		var ids []device.ID
+		for i := range 127 {
+			ids = append(ids, device.ID(fmt.Sprintf("d%d", i)))
+		}
+		for range 130 {
+			c := running("1", "unknown", "main")
+			c.Stamp = device.Choice{gpu: ids}
+			if err := r.RuntimeStarting(context.Background(), c); err != nil {
+				t.Fatal(err)
+			}
+			r.RuntimeStopped(c)
+		}
+		c := running("2", "unknown", "main")
+		c.Stamp = device.Choice{gpu: ids}
+		if err := r.RuntimeStarting(context.Background(), c); err != nil {
+			t.Fatal(err)
+		}
+		r.bind("b", app(gpu, 1))
+		r.expect("b", "main", "ready vendor.com/gpu[d127]")
+		r.check()
+	}, func(r *harness) { r.mute = true })
+}
+
+// What is said of a barred container beyond the bound has not been counted, and is not taken back.
+func TestStart_OfAnUnlistedContainer_AfterABarredOne_BoundStays(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		var ids []device.ID
+		for i := range 17 << 10 {
+			ids = append(ids, device.ID(fmt.Sprintf("x%d", i)))
+		}
+		idle := said("1", "unknown", "main", ids...)
+		idle.Idle = true
+		r.RuntimeSynced([]device.Running{idle}, nil)
+		r.after(time.Minute)
+		r.RuntimeStopped(idle)
+		r.bind("b", app(gpu, 1))
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		if err := r.RuntimeStarting(context.Background(), said("2", "other", "main", ids...)); err != nil {
+			t.Fatal(err)
+		}
+		r.bind("c", app(gpu, 1))
+		r.expect("c", "main", "waiting DevicesUnknown")
+		r.check()
+	}, func(r *harness) { r.mute = true })
 }
 
 // A container starts while devmgrd is not connected, and ends. Then its pod has run, as if the start had been reported.

@@ -239,6 +239,7 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) *container
 		return nil
 	}
 	a.starts.forget(id)
+	a.unsaidLocked(c)
 	for _, r := range c.UnknownDevices {
 		a.ledger.AddUnknownUsers(r, -1)
 		a.wakeLocked(r, false)

@@ -156,6 +156,16 @@ func (a *Allocator) setAsideLocked(c device.Container, l *containers.Container, 
 	return ""
 }
 
+// unsaidLocked takes back what setAsideLocked has counted of a container.
+func (a *Allocator) unsaidLocked(l *containers.Container) {
+	for r, ids := range l.Said {
+		if !slices.Contains(l.UnknownDevices, r) {
+			a.room += len(ids)
+		}
+	}
+	l.Said = nil
+}
+
 // pauseLocked records that a container has unknown devices of a resource: nothing of it is assigned until the container has ended.
 func (a *Allocator) pauseLocked(c device.Container, id string, l *containers.Container, r device.ResourceName) {
 	if slices.Contains(l.UnknownDevices, r) {
@@ -201,7 +211,7 @@ func (a *Allocator) reviewSaidLocked(p *pod) {
 func (a *Allocator) doubtLocked(c device.Container, id string, l *containers.Container, requested request) map[device.ResourceName][]device.ID {
 	var no disbelief
 	said := l.Said
-	l.Said = nil
+	a.unsaidLocked(l)
 	for _, r := range slices.Sorted(maps.Keys(said)) {
 		paused := slices.Contains(l.UnknownDevices, r)
 		if paused {
