@@ -28,6 +28,7 @@ func churn(r *harness, seed uint64) {
 		if more := c.other(); more != "" {
 			did += ", then " + more
 		}
+		did += c.leave()
 		r.check()
 		c.judge()
 		if r.t.Failed() {
@@ -43,6 +44,7 @@ type churning struct {
 	*harness
 	*rand.Rand
 	others          *rand.Rand                  // the dice of other
+	leaves          *rand.Rand                  // the dice of leave and listPods
 	pods            map[string]device.PodDemand // in the API server
 	deleted         map[string]device.PodDemand // those that were
 	leaving         map[string]device.PodDemand // of these, those whose objects are there still
@@ -77,7 +79,7 @@ type made struct {
 
 func newChurning(r *harness, seed uint64) *churning {
 	c := &churning{
-		harness: r, Rand: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), absent: map[device.ResourceName]map[device.ID]int64{}, ran: map[device.PodUID]bool{}, pods: map[string]device.PodDemand{}, deleted: map[string]device.PodDemand{}, leaving: map[string]device.PodDemand{},
+		harness: r, Rand: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), leaves: rand.New(rand.NewPCG(seed, 3)), absent: map[device.ResourceName]map[device.ID]int64{}, ran: map[device.PodUID]bool{}, pods: map[string]device.PodDemand{}, deleted: map[string]device.PodDemand{}, leaving: map[string]device.PodDemand{},
 		made: map[string]*made{}, connected: true,
 		prefix: map[device.ResourceName]string{gpu: "d", nic: "d", fpga: "d"}, claims: map[string]*sharedClaim{}, fpgas: fpgasInUse{by: map[device.ID]int{}},
 		users: map[device.ID]string{}, subsets: seed%4 == 1,
@@ -361,10 +363,36 @@ func (c *churning) reboot() string {
 	return "reboot"
 }
 
-// listPods has the API server list its pods, without those that were being deleted.
+// listPods has the API server list its pods. Those that were being deleted may be gone.
 func (c *churning) listPods() {
-	clear(c.leaving)
-	c.Replace(slices.Collect(maps.Values(c.pods)))
+	if c.leaves.IntN(2) == 0 {
+		clear(c.leaving)
+	}
+	c.Replace(slices.AppendSeq(slices.Collect(maps.Values(c.pods)), maps.Values(c.leaving)))
+}
+
+// leave has the status of pods that are being deleted change, a container of one be created that the kubelet has begun with, or their objects go.
+func (c *churning) leave() (did string) {
+	names := slices.Sorted(maps.Keys(c.leaving))
+	if len(names) == 0 {
+		return ""
+	}
+	n := names[c.leaves.IntN(len(names))]
+	switch c.leaves.IntN(8) {
+	case 0, 1, 2:
+		c.Bind(c.leaving[n])
+		return ", then the status of " + n + " changes"
+	case 3:
+		if p := c.leaving[n]; p.Shares() || p.Requests()[fpga] > 0 { // the devices may have been proved free
+			return ""
+		}
+		return ", then " + c.create(n, c.leaves.IntN(8) == 0)
+	case 4:
+		delete(c.leaving, n)
+		c.Drop(device.PodUID(n))
+		return ", then " + n + " is gone"
+	}
+	return ""
 }
 
 // delete removes a pod from the API server, whatever state its containers are in. Its object may stay there.
@@ -405,10 +433,14 @@ func (c *churning) uses(pod string) bool {
 
 // create has the runtime create a container, as far as the allocator permits. The runtime fails sometimes.
 func (c *churning) create(pod string, fails bool) string {
-	if _, is := c.pods[pod]; !is || !c.connected {
+	p, is := c.pods[pod]
+	if l, leaves := c.leaving[pod]; leaves {
+		p, is = l, true
+	}
+	if !is || !c.connected {
 		return "nothing"
 	}
-	if p := c.pods[pod]; (p.Shares() || p.Requests()[fpga] > 0) && c.uses(pod) {
+	if (p.Shares() || p.Requests()[fpga] > 0) && c.uses(pod) {
 		return "nothing" // the kubelet makes no second instance of a container that exists
 	}
 	one := &made{Running: running(fmt.Sprint(c.Uint64()), pod, "0"), uses: map[device.ResourceName][]int{}}
@@ -428,7 +460,7 @@ func (c *churning) create(pod string, fails bool) string {
 			c.t.Errorf("%s has %s by a grant from before its release", pod, id)
 		}
 	}
-	demand, _ := c.pods[pod].Of("0")
+	demand, _ := p.Of("0")
 	for r, n := range demand.Wants {
 		if len(one.uses[r]) != n {
 			c.t.Errorf("a container of %s is created with %d of %d devices of %s", pod, len(one.uses[r]), n, r)
