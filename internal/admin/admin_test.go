@@ -571,6 +571,35 @@ func TestExplain_PodThatEnded_SaysHow(t *testing.T) {
 	refused(t, err, codes.NotFound, "pod ns/none is not known on this node: forbidden")
 }
 
+// busy is a view of ended pods whose devices are in use.
+type busy struct{ admin.View }
+
+func (v busy) Snapshot() *device.Snapshot {
+	s := *v.View.Snapshot()
+	s.Pods = slices.Clone(s.Pods)
+	for i := range s.Pods {
+		s.Pods[i].Release = &device.Release{Why: "processes of the pod have not ended", Busy: true}
+	}
+	return &s
+}
+
+// How a pod has ended does not hide what keeps its devices.
+func TestExplain_PodThatEnded_DevicesAreInUse_SaysWhy(t *testing.T) {
+	t.Parallel()
+	api := &apiPods{ends: map[string]device.EndedPod{}}
+	r := start(t, func(c *admin.Config) { c.Pods, c.View = api, busy{c.View} })
+	r.Plugins.Stock(gpu, 1)
+	p := r.Settle(t, allocatortest.Pod("p", gpu, 1))
+	r.RuntimeCreating(t.Context(), device.Running{ID: "1", Container: device.Container{Pod: p.Pod.UID, Name: "main"}})
+	r.Drop(p.Pod.UID)
+	api.ends["p"] = device.EndedPod{Pod: p.Pod, Leaving: true, Message: "it is being deleted"}
+	e, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: "p"})
+	want := "the kubelet starts no further container of the pod: it is being deleted; its devices are not free yet: processes of the pod have not ended"
+	if err != nil || e.Message != want {
+		t.Errorf("got %q (%v), want %q", e.GetMessage(), err, want)
+	}
+}
+
 // Explain shows when a failing plugin is called again.
 func TestExplainTellsOfTheNextTry(t *testing.T) {
 	t.Parallel()

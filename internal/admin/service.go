@@ -203,6 +203,9 @@ func (s *Server) Explain(ctx context.Context, request *adminv1.ExplainRequest) (
 		e := s.explanation(o)
 		if ended && end.Pod.UID == o.Pod.UID {
 			tellEnd(e, end)
+			if o.Release != nil {
+				e.Message += "; its devices are not free yet: " + o.Release.String()
+			}
 		}
 		return e, nil
 	}
