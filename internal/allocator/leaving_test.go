@@ -276,3 +276,39 @@ func TestLeaving_HasADeviceByTheKubelet_KeepsIt(t *testing.T) {
 		r.check()
 	}, func(r *harness) { r.mute = true })
 }
+
+// A container ends before the last one of a pod that is being deleted. Its devices are not prepared for another start, and a call that hangs does not keep
+// them.
+func TestLeaving_ContainerEnds_NothingIsPrepared(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		r.RuntimeSynced(nil, nil)
+		a := pod("a", app(gpu, 1))
+		r.Bind(a)
+		r.after(time.Second)
+		main, side := r.created("1", "a", "main"), running("2", "a", "side")
+		r.RuntimeCreating(side)
+		r.RuntimeInjected(side)
+		for _, c := range []device.Running{main, side} {
+			if err := r.RuntimeStarting(context.Background(), c); err != nil {
+				t.Error(err)
+			}
+		}
+		r.bind("b", app(gpu, 1))
+		r.leaves(a)
+		before := len(r.plugins.prepared)
+		r.plugins.prepares(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		r.RuntimeStopped(main)
+		r.after(0)
+		if n := len(r.plugins.prepared); n != before {
+			t.Errorf("prepared %q", r.plugins.prepared[before:])
+		}
+		r.plugins.prepares(nil)
+		r.RuntimeStopped(side)
+		r.after(time.Second)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.check()
+	})
+}

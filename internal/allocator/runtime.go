@@ -317,7 +317,7 @@ func (a *Allocator) RuntimeRemoved(uid device.PodUID, sandbox string) {
 
 func (a *Allocator) stoppedLocked(uid device.PodUID, id, lacks string) {
 	c, p := a.removeRunningLocked(uid, id), a.pods[uid]
-	if c == nil || p == nil || !p.active() {
+	if c == nil || p == nil || !p.active() || p.demand.Leaving {
 		return
 	}
 	if a.running[uid].Has(c.Name) {
