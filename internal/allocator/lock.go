@@ -76,20 +76,22 @@ func (l *lock) isLate() bool {
 	return len(l.late) > 0
 }
 
-// catchUp makes the calls that are late, with the lock held. A bug in one of them leaves the lock free: a hook survives it.
+// catchUp makes the calls that are late, with the lock held. A bug in one of them leaves the lock free, and the later calls to come: a hook survives it.
 func (l *lock) catchUp() {
 	l.mu.Lock()
 	all := l.late
 	l.late = nil
 	l.mu.Unlock()
-	done := false
+	made := 0
 	defer func() {
-		if !done {
+		if made < len(all) {
+			l.mu.Lock()
+			l.late = append(all[made+1:], l.late...)
+			l.mu.Unlock()
 			l.giveBack()
 		}
 	}()
-	for _, f := range all {
-		f()
+	for ; made < len(all); made++ {
+		all[made]()
 	}
-	done = true
 }

@@ -59,3 +59,23 @@ func TestLock_ACallPanics_LockIsFree(t *testing.T) {
 	}
 	l.Unlock()
 }
+
+// The reports after the one with the bug are not lost: nothing would be released while a start is not recorded.
+func TestLock_ACallPanics_LaterCallsAreMade(t *testing.T) {
+	t.Parallel()
+	l := newLock()
+	made := ""
+	l.Lock()
+	l.do(func() { made += "first " })
+	l.do(func() { panic("a bug") })
+	l.do(func() { made += "third" })
+	func() {
+		defer func() { _ = recover() }()
+		l.Unlock()
+	}()
+	l.Lock()
+	defer l.Unlock()
+	if made != "first third" {
+		t.Errorf("made: %q", made)
+	}
+}
