@@ -3,7 +3,7 @@ package allocator
 import "github.com/devmgrd/devmgrd/internal/device"
 
 // A pod that is being deleted, or of which the kubelet starts no further container for another reason (device.PodDemand.Leaving), ends with its last
-// container: its phase may stay what it is for much longer, or for ever. One that waits for devices ends at once. Until its object is gone, the scheduler and
+// container: its phase may stay what it is for much longer, or for ever. One that waits, and whose containers can have no device, ends at once. Until its object is gone, the scheduler and
 // the kubelet count its requests.
 
 // leaveLocked ends the pod of that demand if it has left, and reports whether it has.
