@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // SetRegisterTimeout shortens the time that a plugin has to answer when it registers. It is called before Run.
@@ -39,6 +41,18 @@ func (r *Registry) SetRestores() { r.common.restores.SetLimit(rate.Inf) }
 
 // SetIntakeTime shortens the time that a long message of a plugin may take. It is called before Run.
 func (r *Registry) SetIntakeTime(d time.Duration) { r.intakeTime = d }
+
+// ListedInReserve returns how many of a resource's plugins in reserve have listed their devices.
+func (r *Registry) ListedInReserve(name device.ResourceName) (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, l := range r.resources[name].reserve {
+		if l.listed {
+			n++
+		}
+	}
+	return n
+}
 
 // An Intakes makes connections of plugins that share turns.
 type Intakes struct {

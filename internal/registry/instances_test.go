@@ -196,7 +196,7 @@ func TestInstances_Restart_BothAreDialled(t *testing.T) {
 		"the new one ends later": {
 			then: func(t *testing.T, f *harness, old, fresh *plugintest.Plugin) {
 				f.eventually("the new one serves", f.serves("fresh"))
-				f.eventually("the old one is in reserve", func() bool { return len(f.Registrations()[gpu].Reserve) == 1 && old.Streams() == 1 })
+				f.eventually("the old one is in reserve, with its list", func() bool { return f.ListedInReserve(gpu) == 1 })
 				f.asks(t, fresh, "fresh")
 				fresh.Kill()
 				f.eventually("the old one serves", f.serves("old"))
