@@ -89,6 +89,24 @@ func TestLeaving_PodThatWaits_GetsNoDevice(t *testing.T) {
 	})
 }
 
+// A kubelet that has not heard of a pod's deletion creates its container after a reboot. The grant is from before.
+func TestEnded_GrantOfAnotherBoot_IsNotUsed(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.plugins.offer(gpu, func(o *device.Offer) { o.State = device.Stale })
+		r.boot = "next"
+		r.restart()
+		r.Drop("a")
+		if st := r.RuntimeCreating(running("1", "a", "main")); st.State == device.Ready {
+			t.Errorf("it is created with %+v", st.Assignment)
+		}
+		r.check()
+	}, func(r *harness) { r.boot = "first" })
+}
+
 // Until its containers have ended a pod that is being deleted is as others are; also after a restart, when the runtime's list comes last.
 func TestLeaving_ContainersRun_KeepsItsDevices(t *testing.T) {
 	t.Parallel()

@@ -116,7 +116,7 @@ func (a *Allocator) readinessLocked(c device.Container, on occasion) device.Read
 		return device.Readiness{State: device.Waiting, Wait: p.wait}
 	}
 	as, ok := p.of(c.Name)
-	if !ok { // it was dropped before it had its devices
+	if !ok || lapsed && on != existing { // it was dropped before it had its devices, or had them granted again
 		return device.Readiness{State: device.Unknown}
 	}
 	if on != existing {
