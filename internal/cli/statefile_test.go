@@ -88,7 +88,7 @@ func TestVerify(t *testing.T) {
 func TestDump_EachField_IsPrinted(t *testing.T) {
 	t.Parallel()
 	elsewhere := []string{ // in neither file
-		".Pods.Demand.Demands.Claims", ".Pods.Demand.Group", ".Pods.Demand.Admitted", ".Pods.Demand.Mirror",
+		".Pods.Demand.Demands.Claims", ".Pods.Demand.Group", ".Pods.Demand.Admitted", ".Pods.Demand.Mirror", ".Pods.Demand.Leaving",
 		".Cordons.Suspended", ".Cordons.Refused", ".Cordons.Until", ".Version",
 	}
 	var all struct {
