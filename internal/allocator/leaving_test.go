@@ -15,15 +15,21 @@ func (r *harness) leaves(d device.PodDemand) {
 	r.after(0)
 }
 
+// oneDeviceForTwo binds pod a, which has the only device, and pod b, which waits for it. It returns a.
+func (r *harness) oneDeviceForTwo() device.PodDemand {
+	r.plugins.stock(gpu, 1)
+	r.RuntimeSynced(nil, nil)
+	a := pod("a", app(gpu, 1))
+	r.Bind(a)
+	r.bind("b", app(gpu, 1))
+	return a
+}
+
 // A pod of which no container runs, as one whose image cannot be pulled, is deleted, and its volume cannot be unmounted.
 func TestLeaving_NoContainer_ReleasesItsDevices(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
-		r.plugins.stock(gpu, 1)
-		r.RuntimeSynced(nil, nil)
-		a := pod("a", app(gpu, 1))
-		r.Bind(a)
-		r.bind("b", app(gpu, 1))
+		a := r.oneDeviceForTwo()
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 		r.leaves(a)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
@@ -32,7 +38,6 @@ func TestLeaving_NoContainer_ReleasesItsDevices(t *testing.T) {
 		if p := r.PodByUID("a"); p.PodAllocation != nil {
 			t.Errorf("it is back: %+v", p)
 		}
-		r.check()
 		r.check()
 	})
 }
@@ -111,11 +116,7 @@ func TestEnded_GrantOfAnotherBoot_IsNotUsed(t *testing.T) {
 func TestLeaving_ContainersRun_KeepsItsDevices(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
-		r.plugins.stock(gpu, 1)
-		r.RuntimeSynced(nil, nil)
-		a := pod("a", app(gpu, 1))
-		r.Bind(a)
-		r.bind("b", app(gpu, 1))
+		a := r.oneDeviceForTwo()
 		one := r.created("1", "a", "main")
 		if err := r.RuntimeStarting(context.Background(), one); err != nil {
 			t.Error(err)
@@ -142,11 +143,7 @@ func TestLeaving_ContainersRun_KeepsItsDevices(t *testing.T) {
 func TestLeaving_ContainersEndedMeanwhile_ReleasesItsDevices(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
-		r.plugins.stock(gpu, 1)
-		r.RuntimeSynced(nil, nil)
-		a := pod("a", app(gpu, 1))
-		r.Bind(a)
-		r.bind("b", app(gpu, 1))
+		a := r.oneDeviceForTwo()
 		r.created("1", "a", "main")
 		r.RuntimeLost()
 		r.leaves(a)
@@ -217,11 +214,7 @@ func TestLeaving_ContainerIsBeingCreated_ReleasesItsDevices(t *testing.T) {
 	t.Parallel()
 	for _, starts := range []bool{false, true} {
 		run(t, func(r *harness) {
-			r.plugins.stock(gpu, 1)
-			r.RuntimeSynced(nil, nil)
-			a := pod("a", app(gpu, 1))
-			r.Bind(a)
-			r.bind("b", app(gpu, 1))
+			a := r.oneDeviceForTwo()
 			r.expect("a", "main", "ready vendor.com/gpu[d0]")
 			c := running("1", "a", "main")
 			r.RuntimeCreating(c)

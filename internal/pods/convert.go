@@ -122,8 +122,11 @@ func ended(p *corev1.Pod) bool {
 // never restarted, its sandbox is gone, and a container of it had been started (computePodActions). Its phase stays what it is until its
 // volumes are unmounted, or for ever, if a container of it has not been started. The deletion of a mirror pod says nothing of the static pod.
 func leaving(p *corev1.Pod) bool {
-	if mirrored(p) || p.DeletionTimestamp != nil {
-		return !mirrored(p)
+	switch {
+	case mirrored(p):
+		return false
+	case p.DeletionTimestamp != nil:
+		return true
 	}
 	unready := slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionFalse
