@@ -64,12 +64,12 @@ func (f *falls) limit() time.Duration { return min(f.lasted+window, longest) + s
 
 // An apiView watches what the API server says of pods and of the Node.
 type apiView struct {
-	cluster *cluster.Cluster
-	say     func(kind, what string)
-	publish *cluster.Process // who publishes the Node's number
-	awake   func() bool      // those whose word the Node's number needs: the plugin, and who publishes it
-	pinned  func() bool      // slices cannot be written, and so the number has to stay
-	slices  func() bool      // the resource is offered through DRA
+	cluster   *cluster.Cluster
+	say       func(kind, what string)
+	publisher func() int  // the process that publishes the Node's number
+	awake     func() bool // those whose word the Node's number needs: the plugin, and who publishes it
+	pinned    func() bool // slices cannot be written, and so the number has to stay
+	slices    func() bool // the resource is offered through DRA
 	// disturbed reports whether devices may rightly be out of service.
 	disturbed  func() bool
 	armed      bool    // the Node has shown the number, and nothing has happened that takes it away
@@ -142,7 +142,7 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 			left += int64(len(h.has))
 		}
 	}
-	if v.falls.want(usable+asked+left, v.publish.Pid(), now) {
+	if v.falls.want(usable+asked+left, v.publisher(), now) {
 		v.above = lasting{}
 	}
 	limit := v.falls.limit()
@@ -158,13 +158,14 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 }
 
 // stays looks whether the number stays on the Node: as long as a plugin serves that lists devices, whatever happens to another one, and as
-// long as slices cannot be written.
+// long as slices cannot be written. A devmgrd that was killed while it had the number off the Node, on its way to a lower one, does not count: the next one
+// waits until no slice can be remembered, also if it is there before the API server is back to be asked.
 func (v *apiView) stays(shown int64, there bool, err error, usable int64, holders []holder, now time.Time) {
 	if v.unpinned.is(v.pinned() && err == nil && !there, now, shortLimit) {
 		v.say(away, "slices cannot be written, and the Node shows no number")
 	}
 	switch {
-	case usable == 0 || !v.awake() || v.slices():
+	case usable == 0 || !v.awake() || v.slices() || v.publisher() != v.falls.publisher:
 		v.armed = false
 	case err == nil && shown > 0:
 		v.armed = true

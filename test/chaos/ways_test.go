@@ -75,8 +75,8 @@ func TestNamed_Fits_TheClaimsDevicesAndOthers(t *testing.T) {
 	}
 }
 
-// The number leaves the Node while a plugin serves, or while slices cannot be written: that counts after 3 s. Where no plugin serves, or where the
-// resource is offered through DRA, it may leave.
+// The number leaves the Node while a plugin serves, or while slices cannot be written: that counts after 3 s. Where no plugin serves, where the
+// resource is offered through DRA, or where devmgrd has started again meanwhile, it may leave.
 func TestStays_NumberLeaves_Counts(t *testing.T) {
 	start := time.Now()
 	for _, test := range []struct {
@@ -87,6 +87,7 @@ func TestStays_NumberLeaves_Counts(t *testing.T) {
 		shown                 int64
 		want                  int
 		before, disturbed     bool
+		restarts              int
 	}{
 		{what: "it leaves", awake: true, usable: 4, before: true, want: 1},
 		{what: "it is 0", awake: true, usable: 4, before: true, there: true, want: 1},
@@ -96,17 +97,20 @@ func TestStays_NumberLeaves_Counts(t *testing.T) {
 		{what: "no device is usable", awake: true, before: true},
 		{what: "the resource is in slices", awake: true, usable: 4, before: true, slices: true},
 		{what: "slices cannot be written", awake: true, usable: 4, before: true, slices: true, pinned: true, want: 1},
+		{what: "devmgrd was killed, and is back before anyone could look", awake: true, usable: 4, before: true, restarts: 1},
 		{what: "it is there", awake: true, usable: 4, before: true, there: true, shown: 1},
 	} {
 		said := 0
 		is := func(value bool) func() bool { return func() bool { return value } }
 		v := &apiView{
 			say: func(string, string) { said++ }, awake: is(test.awake), pinned: is(test.pinned), slices: is(test.slices), disturbed: is(test.disturbed),
+			publisher: func() int { return 0 },
 		}
 		if test.before {
 			v.awake, v.slices = is(true), is(false)
 			v.stays(4, true, nil, 4, nil, start)
 			v.awake, v.slices = is(test.awake), is(test.slices)
+			v.publisher = func() int { return test.restarts }
 		}
 		for i := range 3 {
 			v.stays(test.shown, test.there, nil, test.usable, nil, start.Add(time.Duration(1+2*i)*time.Second))
