@@ -148,9 +148,10 @@ func (c crio) LoadImage(ctx context.Context, image Image) error {
 		return err
 	}
 	defer conn.Close()
-	_, err = cri.NewImageServiceClient(conn).PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: image.Name}})
-	if err != nil {
-		return fmt.Errorf("load the image %s: %w", image.Name, err)
+	for _, name := range image.names() {
+		if _, err := cri.NewImageServiceClient(conn).PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: name}}); err != nil {
+			return fmt.Errorf("load the image %s: %w", name, err)
+		}
 	}
 	return nil
 }

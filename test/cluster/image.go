@@ -29,27 +29,31 @@ const (
 
 // BuiltinImages are the images that every node has.
 func BuiltinImages(t Tools) []Image {
-	all := []Image{
+	return []Image{
 		{Name: PauseImage, Entrypoint: []string{"/pause"}, Files: map[string]string{"/pause": t.Path("pause")}},
 		{Name: ProbeImage, Entrypoint: []string{"/probe"}, Files: map[string]string{"/probe": t.Path("probe")}},
+		{
+			Name: SampleDevicePluginImage, Also: sampleDevicePlugin + "1.7", // of the manifests before 1.37
+			Entrypoint: []string{"/sampledeviceplugin", "-alsologtostderr"},
+			Files:      map[string]string{"/sampledeviceplugin": t.Path("sample-device-plugin")},
+		},
 	}
-	for _, name := range []string{SampleDevicePluginImage, sampleDevicePlugin + "1.7"} { // that of the manifests before 1.37
-		all = append(all, Image{
-			Name: name, Entrypoint: []string{"/sampledeviceplugin", "-alsologtostderr"},
-			Files: map[string]string{"/sampledeviceplugin": t.Path("sample-device-plugin")},
-		})
-	}
-	return all
 }
 
 // An Image is a container image of one layer, made of static programs. It has a /tmp.
 type Image struct {
 	Name       string // with a tag: "localhost/thing:1"
+	Also       string // another name; empty: none
 	Entrypoint []string
 	Env        []string          // "NAME=value"
 	Files      map[string]string // path in the image → file on this machine; all become executable
 	Bytes      map[string][]byte // path in the image → content
 	Links      map[string]string // path in the image → target of a symbolic link
+}
+
+// names are all that it has.
+func (i Image) names() []string {
+	return slices.DeleteFunc([]string{i.Name, i.Also}, func(name string) bool { return name == "" })
 }
 
 // Archive is the image in the OCI image layout, as one tar.
@@ -58,9 +62,13 @@ func (i Image) Archive() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	entry := manifest.object()
-	entry["annotations"] = map[string]string{"io.containerd.image.name": i.Name}
-	index, err := json.Marshal(map[string]any{"schemaVersion": 2, "manifests": []any{entry}})
+	var entries []any
+	for _, name := range i.names() {
+		entry := manifest.object()
+		entry["annotations"] = map[string]string{"io.containerd.image.name": name}
+		entries = append(entries, entry)
+	}
+	index, err := json.Marshal(map[string]any{"schemaVersion": 2, "manifests": entries})
 	if err != nil {
 		return nil, err
 	}
@@ -69,8 +77,8 @@ func (i Image) Archive() ([]byte, error) {
 		files["blobs/sha256/"+strings.TrimPrefix(b.digest, "sha256:")] = b.bytes
 	}
 
-	var archive bytes.Buffer
-	w := tar.NewWriter(&archive)
+	archive := bufferFor(files)
+	w := tar.NewWriter(archive)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		if err := addFile(w, name, 0o644, files[name]); err != nil {
 			return nil, err
@@ -138,8 +146,8 @@ func (i Image) layer() ([]byte, error) {
 		files[name] = content
 	}
 
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
+	b := bufferFor(files)
+	w := tar.NewWriter(b)
 	made := map[string]bool{".": true}
 	if err := addDirs(w, made, "tmp", 0o1777); err != nil {
 		return nil, err
@@ -178,6 +186,15 @@ func addDirs(w *tar.Writer, made map[string]bool, dir string, mode int64) error 
 	}
 	made[dir] = true
 	return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: mode})
+}
+
+// bufferFor has room for a tar of these files: it need not grow, which copies all.
+func bufferFor(files map[string][]byte) *bytes.Buffer {
+	size := 0
+	for _, content := range files {
+		size += len(content) + 2048
+	}
+	return bytes.NewBuffer(make([]byte, 0, size+4096))
 }
 
 func addFile(w *tar.Writer, name string, mode int64, content []byte) error {

@@ -84,6 +84,9 @@ func (r Run) Leftovers() []string {
 	return left
 }
 
+// Over reports whether nothing is left of the run. It costs little while its processes live: the kernel lets init end last of all.
+func (r Run) Over() bool { return !r.initAlive() && len(r.Leftovers()) == 0 }
+
 // cgroup is the path, in every hierarchy, below which the run's containers are.
 func (r Run) cgroup() string { return "/devmgrd-" + r.ID }
 

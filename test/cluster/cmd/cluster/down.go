@@ -70,6 +70,6 @@ func gone(ctx context.Context, r cluster.Run, within time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	return wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(context.Context) (bool, error) {
-		return len(r.Leftovers()) == 0, nil
+		return r.Over(), nil
 	}) == nil
 }
