@@ -9,7 +9,7 @@ LDFLAGS ?= -X github.com/devmgrd/devmgrd/internal/version.version=$(VERSION)
 # A part of a run, whose time the run prints at its end.
 timed = scripts/stages stage
 
-.PHONY: help build check proto test e2e package chaos upstream demo page machine matrix arm64 scale bench fuzz install deb rpm image clean
+.PHONY: help build check proto test e2e cluster package chaos upstream demo page machine matrix arm64 scale bench fuzz install deb rpm image clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -128,8 +128,6 @@ e2e-build:
 ifndef TESTS
 	@$(gobuild) -title "the tests of the chart" -test -flags "-race -tags=e2e" -o bin/chart.test ./test/chart
 	@cd test/chart && ../../bin/chart.test -test.run '^$$' >/dev/null # Helm and the container image
-	@$(gobuild) -title "the tests of the test cluster" -test -flags "-race -tags=e2e" -o bin/cluster.test ./test/cluster
-	@$(gobuild) -title "the tests of its command" -test -flags "-race -tags=e2e" -o bin/cluster-command.test ./test/cluster/cmd/cluster
 	@$(gobuild) -title "the demo" -o bin/demo ./test/demo
 	@$(gobuild) -title "the page's tests" -C test/browser -test -flags -race -o ../../bin/page.test .
 	@cd test/browser && ../../bin/page.test -test.run '^$$' >/dev/null # it installs Chromium
@@ -139,19 +137,23 @@ endif
 # The parts that are not lanes run one after the other next to these. The time limits end what hangs, also on a machine that is a fifth as fast.
 LANES ?= 5
 numbered = $(addprefix e2e-,$(shell seq $(LANES)))
-lanes = $(numbered) e2e-chart e2e-cluster e2e-demo e2e-page
+lanes = $(numbered) e2e-chart e2e-demo e2e-page
 .PHONY: $(lanes)
 $(numbered): e2e-%:
 	@$(timed) "end to end, lane $*" scripts/e2e-lane $* $(LANES)
 e2e-chart:
 	@$(timed) "the Helm chart" $(call testlog,chart,chart,test/chart,40m)
-e2e-cluster:
-	@$(timed) "the test cluster" $(call testlog,test cluster,cluster,test/cluster,40m)
-	@$(timed) "its command" $(call testlog,its command,cluster-command,test/cluster/cmd/cluster,40m)
 e2e-page:
 	@$(timed) "the page in Chromium" $(call testlog,page,page,test/browser,40m)
 e2e-demo:
 	@$(timed) demo bin/demo
+
+cluster: ## Test the cluster that the end-to-end tests run on, and its command (root).
+	@$(gobuild) -title "the tests of the test cluster" -test -flags "-race -tags=e2e" -o bin/cluster.test ./test/cluster
+	@$(gobuild) -title "the tests of its command" -test -flags "-race -tags=e2e" -o bin/cluster-command.test ./test/cluster/cmd/cluster
+	@cd test/cluster && ../../bin/cluster.test -test.run '^$$' >/dev/null # it builds what the tests run
+	@$(call testlog,test cluster,cluster,test/cluster,40m)
+	@$(call testlog,its command,cluster-command,test/cluster/cmd/cluster,40m)
 
 .PHONY: seconds
 seconds: ## Write the times of tests and packages in the last make test and make e2e to test/seconds.txt.
@@ -169,7 +171,7 @@ define package-test
 endef
 
 # Each part goes on when an earlier one has failed. ONLY='machine matrix' runs some.
-PARTS = check test e2e package chaos machine arm64 upstream matrix scale
+PARTS = check test e2e cluster package chaos machine arm64 upstream matrix scale
 .PHONY: everything everything-parts
 everything: ## All of it, in a useful order, going on after a failure; several hours. ONLY='machine matrix' some parts.
 	@scripts/stages run $(MAKE) --no-print-directory everything-parts
