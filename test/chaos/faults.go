@@ -266,7 +266,7 @@ func (w *world) forced(ctx context.Context, pod string, d time.Duration) (what s
 	return what + ", and delete it by force", errors.Join(err, deleted)
 }
 
-// freezePod keeps a pod's processes from running and from being killed for d, until all is repaired, or until the power is cut.
+// freezePod keeps a container's process from running and from being killed for d, until all is repaired, or until the power is cut.
 func (w *world) freezePod(pid int, d time.Duration) error {
 	thaw, err := node.Freeze(pid)
 	if err != nil {

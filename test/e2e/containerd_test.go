@@ -175,7 +175,7 @@ func TestContainer_LostByContainerd_KeepsItsDeviceWhileItsProcessesLive(t *testi
 	}
 }
 
-// freeze keeps a pod's processes from running, and SIGKILL waiting, until the function that it returns is called.
+// freeze keeps a process from running, and SIGKILL waiting, until the function that it returns is called.
 func freeze(t *testing.T, pid int) (thaw func()) {
 	t.Helper()
 	warm, err := node.Freeze(pid)

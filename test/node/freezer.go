@@ -3,33 +3,51 @@ package node
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 )
 
-// Freeze keeps the processes of a pod, of which pid is one of a container, from running until thaw is called. Even SIGKILL waits, as it does
-// for a process in a driver's uninterruptible sleep. It needs the freezer of cgroup version 1: that of version 2 lets SIGKILL through.
+// Freeze keeps a process from running until thaw is called. Even SIGKILL waits, as it does for a process in a driver's uninterruptible
+// sleep. Only the freezer of cgroup version 1 does that. Freeze mounts it for the purpose, since a node may have version 2 alone.
 func Freeze(pid int) (thaw func() error, err error) {
+	mount, err := os.MkdirTemp("", "freezer-")
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Mount("freezer", mount, "cgroup", 0, "freezer"); err != nil {
+		return nil, errors.Join(fmt.Errorf("mount the freezer of cgroup version 1: %w", err), os.Remove(mount))
+	}
+	unmount := func() error {
+		return errors.Join(syscall.Unmount(mount, syscall.MNT_DETACH), os.Remove(mount))
+	}
 	cgroups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
-		return nil, fmt.Errorf("freeze process %d: %w", pid, err)
+		return nil, errors.Join(err, unmount())
 	}
-	_, path, found := strings.Cut(string(cgroups), ":freezer:")
-	if !found {
-		return nil, fmt.Errorf("freeze process %d: no freezer of cgroup version 1 in %q", pid, cgroups)
-	}
+	_, path, _ := strings.Cut(string(cgroups), ":freezer:")
 	path, _, _ = strings.Cut(path, "\n")
-	state := filepath.Join("/sys/fs/cgroup/freezer", filepath.Dir(path), "freezer.state")
-	if err := os.WriteFile(state, []byte("FROZEN"), 0); err != nil {
-		return nil, fmt.Errorf("freeze process %d: %w", pid, err)
+	former := filepath.Join(mount, path)
+	frozen := filepath.Join(former, fmt.Sprintf("frozen-%d", pid))
+	if err := os.Mkdir(frozen, 0o700); err != nil {
+		return nil, errors.Join(err, unmount())
 	}
-	return func() error {
-		err := os.WriteFile(state, []byte("THAWED"), 0)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // thawed before, and ended
+	moveTo := func(cgroup string) error {
+		return os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
+	}
+	// A process that leaves a frozen cgroup runs.
+	thaw = sync.OnceValue(func() error {
+		err := moveTo(former)
+		if errors.Is(err, syscall.ESRCH) {
+			err = nil // it has ended
 		}
-		return err
-	}, nil
+		return errors.Join(err, os.Remove(frozen), unmount())
+	})
+	if err := errors.Join(os.WriteFile(filepath.Join(frozen, "freezer.state"), []byte("FROZEN"), 0), moveTo(frozen)); err != nil {
+		return nil, errors.Join(fmt.Errorf("freeze process %d: %w", pid, err), thaw())
+	}
+	return thaw, nil
 }
