@@ -26,42 +26,42 @@ check: ## Static checks: format, generated code, vet, staticcheck, rules of the 
 check-stages:
 	@$(timed) format $(MAKE) --no-print-directory format
 	@$(timed) "generated code" $(MAKE) --no-print-directory generated
-	$(call building,all packages)
-	$(timed) vet $(GO) vet -tags e2e ./...
+	@$(timed) vet $(MAKE) --no-print-directory vet
 	$(timed) "vet, browser" $(GO) -C test/browser vet .
 	@$(timed) staticcheck $(MAKE) --no-print-directory staticcheck
 	$(timed) rules $(GO) test ./test/rules
-	$(timed) packaging $(GO) test ./packaging/...
+	$(timed) packaging $(GO) test -count 1 ./packaging/...
 	$(timed) "container image" $(GO) -C packaging/image test .
 	$(timed) "manual pages" $(GO) -C packaging/man test .
 	@$(timed) "Helm chart" $(MAKE) --no-print-directory chart
 	@$(timed) policies $(MAKE) --no-print-directory policies
 	@$(timed) alerts $(MAKE) --no-print-directory alerts
 
-# What is built here says so: with empty caches it takes some time. The go command, the compiler and staticcheck take a fifth less
-# time with more memory: 1.2 GB at most.
-building = @echo "building $(1): a minute or two the first time, on two cores"
-check-stages generated staticcheck alerts chart policies proto: export GOGC := $(or $(GOGC),400)
+# Compiles what the tests of a tool module import, or vet and staticcheck read, and reports the progress.
+compile = @$(gobuild) -title "$(1)" -dependencies
+# The go command, the compiler and staticcheck take a fifth less time with more memory: 1.2 GB at most.
+check-stages generated vet staticcheck alerts chart policies proto: export GOGC := $(or $(GOGC),400)
 
-.PHONY: format generated staticcheck
+.PHONY: format generated vet staticcheck
 format:
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "gofmt would change:"; echo "$$unformatted"; exit 1; fi
 generated:
-	$(call building,the compiler of .proto files)
+	$(call compile,the compiler of .proto files) -C test/tools/proto .
 	GO=$(GO) scripts/proto check
 	$(GO) -C test/tools/proto test .
+vet:
+	$(call compile,what all packages import) -flags -tags=e2e ./...
+	$(GO) vet -tags e2e ./...
 staticcheck:
-	$(call building,staticcheck)
-	$(GO) -C test/tools/lint build -o ../../../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
+	@$(gobuild) -title staticcheck -C test/tools/lint -o ../../../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
 	bin/staticcheck -tags e2e ./...
 
 # The tests read files of this module, which Go's cache of results does not see: -count 1. The tag leaves out 240 of 1350
 # packages, those that find targets in clouds.
 .PHONY: alerts
 alerts: ## Check the alerts and the dashboard, and play the alerts' tests, with Prometheus's own tool and parser.
-	$(call building,promtool)
-	$(GO) -C test/tools/prometheus build -tags remove_all_sd -o ../../../bin/promtool github.com/prometheus/prometheus/cmd/promtool
+	@$(gobuild) -title promtool -C test/tools/prometheus -flags -tags=remove_all_sd -o ../../../bin/promtool github.com/prometheus/prometheus/cmd/promtool
 	bin/promtool check rules --lint=all --lint-fatal packaging/prometheus/alerts.yaml
 	bin/promtool test rules packaging/prometheus/alerts_test.yaml
 	$(GO) -C test/tools/prometheus test -tags remove_all_sd -count 1 .
@@ -70,12 +70,12 @@ alerts: ## Check the alerts and the dashboard, and play the alerts' tests, with 
 # The tests read the shipped manifests, which are not in their module: -count 1.
 .PHONY: chart
 chart: ## Lint and render the Helm chart, and hold it against the Kustomize base.
-	$(call building,the tests of the chart)
+	$(call compile,Helm) -C packaging/helm .
 	$(GO) -C packaging/helm test -count 1 .
 
 .PHONY: policies
 policies: ## Test the admission policies of the service account with Kubernetes' own validator.
-	$(call building,the API server's validator)
+	$(call compile,the API server's validator) -C test/tools/k8s .
 	$(GO) -C test/tools/k8s test -count 1 .
 
 .PHONY: vulnerabilities
@@ -85,7 +85,7 @@ vulnerabilities: ## Look for known vulnerabilities in what is linked into the bi
 proto: ## Check the .proto files in api, and write their Go code next to them.
 	GO=$(GO) scripts/proto write
 
-# What make test builds is built before its tests, so that no time limit of a test counts it.
+# Builds, and reports the progress. What tests need is built by it before them, so that no time limit of a test counts it.
 gobuild = $(GO) run ./test/gobuild/cmd/gobuild
 # The tests bin/$(2).test, run in their directory, with a name and a limit that begins when all that they run is built.
 testlog = scripts/testlog "$(1)" bin/logs/$(2).log env -C $(3) $(CURDIR)/bin/$(2).test -test.v -test.timeout $(4)
@@ -152,8 +152,8 @@ cluster: ## Test the cluster that the end-to-end tests run on, and its command (
 	@$(gobuild) -title "the tests of the test cluster" -test -flags "-race -tags=e2e" -o bin/cluster.test ./test/cluster
 	@$(gobuild) -title "the tests of its command" -test -flags "-race -tags=e2e" -o bin/cluster-command.test ./test/cluster/cmd/cluster
 	@cd test/cluster && ../../bin/cluster.test -test.run '^$$' >/dev/null # it builds what the tests run
-	@$(call testlog,test cluster,cluster,test/cluster,40m)
-	@$(call testlog,its command,cluster-command,test/cluster/cmd/cluster,40m)
+	@$(call testlog,test cluster,cluster,test/cluster,40m); status=$$?; \
+	$(call testlog,its command,cluster-command,test/cluster/cmd/cluster,40m) && exit $$status
 
 .PHONY: seconds
 seconds: ## Write the times of tests and packages in the last make test and make e2e to test/seconds.txt.
@@ -173,7 +173,7 @@ endef
 # Each part goes on when an earlier one has failed. ONLY='machine matrix' runs some.
 PARTS = check test e2e cluster package chaos machine arm64 upstream matrix scale
 .PHONY: everything everything-parts
-everything: ## All of it, in a useful order, going on after a failure; several hours. ONLY='machine matrix' some parts.
+everything: ## All of it, in a useful order, going on after a failure. ONLY='machine matrix' some parts.
 	@scripts/stages run $(MAKE) --no-print-directory everything-parts
 everything-parts:
 	@failed=; for part in $(or $(ONLY),$(PARTS)); do \
@@ -181,7 +181,8 @@ everything-parts:
 	[ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
 chaos: ## Random faults (root): N=20 sequences, SEED=17 one again, KUBELET=1 against the kubelet's device manager, ATTACKER=1 with a hostile plugin pod, tenant and local user, CLAIMS=1 through DRA alone and without a policy, KUBERNETES=1.36 on that release.
-	$(if $(KUBERNETES),TESTCLUSTER_KUBERNETES=$(KUBERNETES)) $(GO) run ./test/chaos -n $(or $(N),$(if $(SEED),1,20)) $(if $(SEED),-seed $(SEED)) $(if $(KUBELET),-kubelet) $(if $(ATTACKER),-attacker) $(if $(CLAIMS),-claims)
+	@$(gobuild) -title chaos -o bin/chaos ./test/chaos
+	$(if $(KUBERNETES),TESTCLUSTER_KUBERNETES=$(KUBERNETES)) bin/chaos -n $(or $(N),$(if $(SEED),1,20)) $(if $(SEED),-seed $(SEED)) $(if $(KUBELET),-kubelet) $(if $(ATTACKER),-attacker) $(if $(CLAIMS),-claims)
 
 upstream: ## Run Kubernetes' own node suite with the kubelet and with devmgrd (root): SIDE=devmgrd one side, FOCUS=... some specs.
 	$(GO) test -tags e2e -count 1 -timeout 90m -v -run '^TestUpstream$$' ./test/upstream -args $(if $(SIDE),-side '$(SIDE)') $(if $(FOCUS),-focus '$(FOCUS)')
@@ -197,18 +198,19 @@ machine: ## Run the package on a node that boots, with systemd and cgroup v2 (ro
 	@$(gobuild) -title "the tests of the machine" -test -flags "-race -tags=e2e" -o bin/boot.test ./test/boot
 	@$(call testlog,machine,boot,test/boot,120m) $(if $(CUTS),-cuts $(CUTS)) $(if $(SEED),-seed $(SEED)) $(if $(SELINUX),-selinux)
 
-matrix: ## Play the tests that matter on each release of containerd and Kubernetes (root); an hour and a half. CELLS='containerd 2.1' some of them.
+matrix: ## Play the tests that matter on each release of containerd and Kubernetes (root), and write test/matrix/results.yaml. CELLS='containerd 2.1' some of them.
 	$(GO) run ./test/matrix/cmd/matrix $(if $(CELLS),-cells '$(CELLS)')
 
 # Packages whose tests start no programs: QEMU would have to emulate these too, which takes binfmt_misc of the whole machine.
 ARM64 = ./api/... ./client/... ./config/... $(addprefix ./internal/,admin allocator/... cli/internal/preflight device history loops \
 	kube nodestatus nri pods registry/pluginrules socket/shareddir statuspage store visible)
-arm64: ## Run the unit tests that start no programs as arm64 binaries, which QEMU emulates; some minutes.
+arm64: ## Run the unit tests that start no programs as arm64 binaries, which QEMU emulates.
 	@command -v qemu-aarch64-static >/dev/null || { echo "installing qemu-user-static"; apt-get update -qq && apt-get install -qqy qemu-user-static; }
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -timeout 30m -exec qemu-aarch64-static $(ARM64)
 
-scale: ## Measure what devmgrd costs the API server of 2000 nodes (root); ten minutes. NODES=100 for a look.
-	$(GO) run ./test/scale -nodes $(or $(NODES),2000) $(if $(NODES),,-o docs/scale.md)
+scale: ## Measure what devmgrd costs the API server of 2000 nodes (root), and write docs/scale.md. NODES=100 for a look.
+	@$(gobuild) -title "the measurement" -o bin/scale ./test/scale
+	bin/scale -nodes $(or $(NODES),2000) $(if $(NODES),,-o docs/scale.md)
 
 bench: ## Print the figures that the design is measured by (root, for the start of pods on a cluster).
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/... ./test/bench/...
@@ -216,7 +218,7 @@ bench: ## Print the figures that the design is measured by (root, for the start 
 	$(GO) -C test/bench/kubelet test -run '^$$' -bench . -benchtime 3s . # it builds half a kubelet first: some minutes, once
 
 .PHONY: performance
-performance: ## Compare devmgrd with the kubelet's device manager (root), and write docs/performance.md and its plots; a quarter of an hour.
+performance: ## Compare devmgrd with the kubelet's device manager (root), and write docs/performance.md and its plots.
 	{ $(GO) -C test/bench/kubelet test -timeout 60m -run '^$$' -bench '^BenchmarkAllocate$$' -benchtime 200x . && $(NUMA) && \
 	$(GO) test -tags e2e -timeout 60m -run '^$$' -bench '^BenchmarkHealth$$' -benchtime 1x ./test/bench/published; } | $(GO) run ./test/bench/report
 
