@@ -2,7 +2,6 @@ package rules
 
 import (
 	"bytes"
-	"cmp"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -73,8 +72,20 @@ func TestMap_EachPackage_IsInContributing(t *testing.T) {
 			}
 			run = append(run, target)
 		}
-		fmt.Fprintf(table, "%s\t%ss\t%s\t%s\t%s\n", strings.TrimPrefix(m.Package, "internal/"), cmp.Or(seconds[m.Package], "0"),
+		unit := ""
+		if s, measured := seconds[m.Package]; measured {
+			unit = s + "s"
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", m.Package, unit,
 			strings.Join(mainJob, "|"), strings.Join(onKubernetes, "|"), strings.Join(run, ","))
+	}
+	for name := range tests {
+		ofAPackage := func(m mapped) bool {
+			return slices.ContainsFunc(m.Tests, func(begin string) bool { return strings.HasPrefix(name, begin) })
+		}
+		if strings.HasPrefix(name, "Test") && name != "TestMain" && !slices.ContainsFunc(all, ofAPackage) {
+			t.Errorf("test/map.yaml: %s tests no package", name)
+		}
 	}
 	if want := productPackages(t); !slices.Equal(packages, want) {
 		t.Errorf("test/map.yaml has the packages %q, want %q", packages, want)
@@ -87,17 +98,19 @@ func TestMap_EachPackage_IsInContributing(t *testing.T) {
 	generated(t, "CONTRIBUTING.md", "test/map.yaml", "```text\n"+strings.Join(lines, "\n")+"```\n")
 }
 
-// productPackages returns the directories below internal that have Go code, but for helpers of tests.
+// productPackages returns the directories that have Go code which is written by hand, but for helpers of tests.
 func productPackages(t *testing.T) (all []string) {
-	err := filepath.WalkDir(filepath.Join(root, "internal"), func(file string, entry fs.DirEntry, err error) error {
-		dir, ok := strings.CutPrefix(filepath.ToSlash(filepath.Dir(file)), filepath.ToSlash(root)+"/")
-		if err == nil && ok && strings.HasSuffix(file, ".go") && !strings.HasSuffix(dir, "test") && !slices.Contains(all, dir) {
-			all = append(all, dir)
+	for _, top := range []string{"client", "cmd", "config", "internal"} {
+		err := filepath.WalkDir(filepath.Join(root, top), func(file string, entry fs.DirEntry, err error) error {
+			dir, ok := strings.CutPrefix(filepath.ToSlash(filepath.Dir(file)), filepath.ToSlash(root)+"/")
+			if err == nil && ok && strings.HasSuffix(file, ".go") && !strings.HasSuffix(dir, "test") && !slices.Contains(all, dir) {
+				all = append(all, dir)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
 		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	slices.Sort(all)
 	return all
@@ -152,15 +165,16 @@ func TestTimes_InDocuments_AreMeasured(t *testing.T) {
 	seconds := measured(t)
 	var table strings.Builder
 	table.WriteString("| command | everything built | empty caches |\n|---|---|---|\n")
-	for _, target := range []string{"check", "test", "e2e", "demo", "demo ACT=1"} {
+	for _, target := range []string{"check", "test", "e2e", "demo", "demo ACT=1", "cluster", "package", "chaos", "machine", "arm64", "upstream", "matrix", "scale"} {
 		cells := []string{seconds["make "+target], seconds["make "+target+", empty caches"]}
 		for i, c := range cells {
-			cells[i] = c + " s"
-			if c == "" {
-				cells[i] = "not measured"
+			if c != "" {
+				cells[i] = c + " s"
 			}
 		}
 		fmt.Fprintf(&table, "| `make %s` | %s |\n", target, strings.Join(cells, " | "))
 	}
 	generated(t, "CONTRIBUTING.md", "test/seconds.txt", table.String())
+	generated(t, "README.md", "test/seconds.txt", fmt.Sprintf("On two processors it takes %s s, its first act %s s, and later runs %s s.\n",
+		seconds["make demo, empty caches"], seconds["make demo ACT=1, empty caches"], seconds["make demo"]))
 }
