@@ -193,7 +193,7 @@ func (c *Cluster) configure() error {
 	}
 
 	c.Etcd = c.process("etcd", c.etcdArgs())
-	c.APIServer = c.process("kube-apiserver", c.apiServerArgs(keys), "GOGC=400") // memory is cheaper than the time of its start
+	c.APIServer = c.process("kube-apiserver", c.apiServerArgs(keys))
 	c.Scheduler = c.process("kube-scheduler", c.schedulerArgs())
 	c.ControllerManager = c.process("kube-controller-manager", c.controllerManagerArgs(keys))
 	if c.options.Machine != "" {
@@ -243,12 +243,12 @@ func (c *Cluster) unit(name string, argv []string) *Process {
 }
 
 // process describes one of the cluster's programs. They may use more memory: there is enough of it, and less processor time than the lanes want.
-func (c *Cluster) process(name string, argv []string, settings ...string) *Process {
+func (c *Cluster) process(name string, argv []string) *Process {
 	env := append(os.Environ(), "PATH="+c.tools.SearchPath(os.Getenv("PATH")), "GOGC=400")
 	if c.options.Processors > 0 {
 		env = append(env, fmt.Sprint("GOMAXPROCS=", c.options.Processors)) // the runtime's shims and runc inherit it
 	}
-	return NewProcess(name, filepath.Join(c.options.Dir, name+".log"), argv, append(env, settings...))
+	return NewProcess(name, filepath.Join(c.options.Dir, name+".log"), argv, env)
 }
 
 func (c *Cluster) startControlPlane(ctx context.Context) error {
