@@ -10,8 +10,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
+
+	"github.com/devmgrd/devmgrd/test/lockfile"
 )
 
 // A Need is something that a test cannot do without.
@@ -35,7 +36,7 @@ func Ensure(ctx context.Context, log io.Writer, n Need) error {
 	if _, err := exec.LookPath("apt-get"); err != nil || os.Geteuid() != 0 {
 		return errors.New(byHand)
 	}
-	turn, err := TakeTurn()
+	turn, err := TakeTurn(ctx)
 	if err != nil {
 		return err
 	}
@@ -73,22 +74,12 @@ func Program(t testing.TB, name, pkg, why string) string {
 }
 
 // TakeTurn waits until no other process of the tests uses apt-get, which fails when two do. Closing the file ends the turn.
-func TakeTurn() (*os.File, error) {
+func TakeTurn(ctx context.Context) (*os.File, error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
 		return nil, err
 	}
-	if dir = filepath.Join(dir, "devmgrd"); os.MkdirAll(dir, 0o755) != nil {
-		return nil, fmt.Errorf("%s cannot be made", dir)
-	}
-	file, err := os.OpenFile(filepath.Join(dir, "apt.lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX); err != nil {
-		return nil, errors.Join(err, file.Close())
-	}
-	return file, nil
+	return lockfile.Take(ctx, filepath.Join(dir, "devmgrd", "apt.lock"), nil)
 }
 
 // Programs returns the packages of those programs that are not in PATH.

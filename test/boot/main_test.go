@@ -14,6 +14,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/debian"
+	"github.com/devmgrd/devmgrd/test/lockfile"
 	"github.com/devmgrd/devmgrd/test/machine"
 	"github.com/devmgrd/devmgrd/test/node"
 )
@@ -53,7 +54,7 @@ func build(ctx context.Context) error {
 		return err
 	}
 	dir := filepath.Join(cache, "boot")
-	if inUse, err = debian.LockFile(dir + ".lock"); err != nil {
+	if inUse, err = lockfile.Take(ctx, dir+".lock", nil); err != nil {
 		return err
 	}
 	source, err := filepath.Abs(filepath.Join("..", ".."))

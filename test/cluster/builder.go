@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/test/gobuild"
+	"github.com/devmgrd/devmgrd/test/lockfile"
 )
 
 // A builder builds one group into its directory of the cache, unless that is there already. A directory of the
@@ -39,10 +40,7 @@ func (b builder) build(ctx context.Context) (dir string, err error) {
 	if _, err := CurrentRun(); err == nil {
 		return "", errors.New("it has to be built outside of the namespaces: name its kit to cluster.Needs in the call of Main")
 	}
-	if err := os.MkdirAll(b.cache, 0o755); err != nil {
-		return "", err
-	}
-	held, err := lock(ctx, dir+".lock", func() {
+	held, err := lockfile.Take(ctx, dir+".lock", func() {
 		fmt.Fprintf(b.log, "waiting for another build of %s\n", b.describe())
 	})
 	if err != nil {

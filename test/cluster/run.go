@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/devmgrd/devmgrd/test/lockfile"
 )
 
 // A Run is one use of [Main]: a set of namespaces, and what had to be made outside of them.
@@ -60,7 +62,7 @@ func CurrentRun() (Run, error) {
 }
 
 // Alive says whether the run goes on: its supervisor holds the run's lock.
-func (r Run) Alive() bool { return locked(r.lockPath()) }
+func (r Run) Alive() bool { return lockfile.Held(r.lockPath()) }
 
 // Kubeconfig is the file with which programs outside reach the cluster of this run as its administrator. It is
 // there from when the cluster is ready.
@@ -156,12 +158,8 @@ func planRun() (Run, error) {
 // begin makes the run's directory and takes the run's lock, which the returned file holds, after it has removed what
 // dead runs have left.
 func (r Run) begin() (*os.File, error) {
-	dir := filepath.Dir(r.Dir)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, err
-	}
 	// Without this lock, another program's sweep could take a directory that has no lock yet for a dead run's.
-	sweeping, err := lock(context.Background(), dir+".lock", func() {})
+	sweeping, err := lockfile.Take(context.Background(), filepath.Dir(r.Dir)+".lock", nil)
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +169,7 @@ func (r Run) begin() (*os.File, error) {
 	if err := os.MkdirAll(r.logDir(), 0o755); err != nil {
 		return nil, err
 	}
-	held, err := tryLock(r.lockPath())
+	held, err := lockfile.Try(r.lockPath())
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/test/apt"
 	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/lockfile"
 )
 
 // The base system. Its name in the cache has all that decides what is in it, but for Debian's point releases.
@@ -34,7 +35,7 @@ func Base(ctx context.Context, additional ...string) (string, error) {
 	}
 	packages := slices.Concat(included, additional)
 	base := filepath.Join(cache, "debian-"+suite+"-"+strings.Join(packages, "-"))
-	held, err := LockFile(base + ".lock")
+	held, err := lockfile.Take(ctx, base+".lock", nil) // another run may be making it
 	if err != nil {
 		return "", err
 	}
@@ -67,20 +68,4 @@ func bootstrap(ctx context.Context, base string, packages []string) error {
 		return err
 	}
 	return os.Rename(making, base)
-}
-
-// LockFile takes the lock on a file, and waits for it: another run may be making the same thing.
-func LockFile(path string) (*os.File, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX); err != nil {
-		file.Close()
-		return nil, fmt.Errorf("locking %s: %w", path, err)
-	}
-	return file, nil
 }

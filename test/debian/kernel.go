@@ -12,6 +12,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/test/apt"
 	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/lockfile"
 )
 
 // kernelPackage names Debian's newest kernel for virtual machines. It has AppArmor, SELinux, ext4 and NVMe built in.
@@ -34,7 +35,7 @@ func FindKernel(ctx context.Context) (Kernel, error) {
 		return Kernel{}, err
 	}
 	dir := filepath.Join(cache, "debian-kernel")
-	held, err := LockFile(dir + ".lock")
+	held, err := lockfile.Take(ctx, dir+".lock", nil)
 	if err != nil {
 		return Kernel{}, err
 	}
@@ -79,7 +80,7 @@ func fetchKernel(ctx context.Context, dir string) error {
 
 // download puts the kernel's package into a directory. The package that is named depends on the one of the newest version.
 func download(ctx context.Context, dir string) error {
-	turn, err := apt.TakeTurn()
+	turn, err := apt.TakeTurn(ctx)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/devmgrd/devmgrd/test/apt"
 	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/debian"
+	"github.com/devmgrd/devmgrd/test/lockfile"
 )
 
 // diskSize is what the file system of the machine has, of which little is used.
@@ -76,7 +77,7 @@ func prepare(ctx context.Context, system System) (disk, error) {
 	files := files()
 	maps.Copy(files, system.files)
 	dir := filepath.Join(cache, "machine-"+recipe(system, tools, kernel, base, files))
-	held, err := debian.LockFile(dir + ".lock")
+	held, err := lockfile.Take(ctx, dir+".lock", nil)
 	if err != nil {
 		return disk{}, err
 	}

@@ -15,7 +15,7 @@ import (
 	"testing"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
-	"github.com/devmgrd/devmgrd/test/debian"
+	"github.com/devmgrd/devmgrd/test/lockfile"
 	"github.com/devmgrd/devmgrd/test/node"
 	"github.com/devmgrd/devmgrd/test/nspawn"
 )
@@ -57,7 +57,7 @@ func buildPackages(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if inUse, err = debian.LockFile(filepath.Join(cache, "packages.lock")); err != nil {
+	if inUse, err = lockfile.Take(ctx, filepath.Join(cache, "packages.lock"), nil); err != nil {
 		return err
 	}
 	dir := filepath.Join(cache, "packages")

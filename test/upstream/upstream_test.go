@@ -19,7 +19,7 @@ import (
 	"testing"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
-	"github.com/devmgrd/devmgrd/test/debian"
+	"github.com/devmgrd/devmgrd/test/lockfile"
 )
 
 var (
@@ -65,7 +65,7 @@ func TestUpstream(t *testing.T) {
 		for _, side := range sides {
 			t.Run(side, func(t *testing.T) {
 				t.Parallel()
-				dir, turn, err := resultsDir(side)
+				dir, turn, err := resultsDir(t.Context(), side)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -135,7 +135,7 @@ func prefix(to io.Writer, side string, from io.Reader) {
 
 // resultsDir returns the directory of the report and the logs, and takes the lock on it: another run with the same side and
 // focus waits. The directory stays until the next run.
-func resultsDir(side string) (dir string, turn *os.File, err error) {
+func resultsDir(ctx context.Context, side string) (dir string, turn *os.File, err error) {
 	cache, err := cluster.CacheDir()
 	if err != nil {
 		return "", nil, err
@@ -145,7 +145,7 @@ func resultsDir(side string) (dir string, turn *os.File, err error) {
 		name += "-" + regexp.MustCompile(`[^A-Za-z0-9]+`).ReplaceAllString(*focusFlag, "-")
 	}
 	dir = filepath.Join(cache, "upstream", name)
-	if turn, err = debian.LockFile(dir + ".lock"); err != nil {
+	if turn, err = lockfile.Take(ctx, dir+".lock", nil); err != nil {
 		return "", nil, err
 	}
 	return dir, turn, nil
