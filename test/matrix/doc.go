@@ -11,6 +11,6 @@
 // The command cmd/matrix writes the outcomes to results.yaml. docs/compatibility.md and a sentence of README.md are made of that file,
 // and test/rules compares them.
 //
-//	make matrix                                # all cells, an hour and a half on two cores once the programs are built
+//	make matrix                                # all cells
 //	make matrix CELLS='containerd 2.1'         # those whose names match it
 package matrix

@@ -7,7 +7,7 @@
 // spec has another outcome, fails with another message, does not exist or is skipped, or a spec that is not listed runs. The tables of docs/conformance.md
 // are made of the same file, and test/rules compares them.
 //
-// Each side has a machine of its own (test/machine), and both run at the same time:
+// Each side has a machine of its own (test/nspawn), and both run at the same time:
 //
 //  1. A one-node Kubernetes starts. On devmgrd's side its Debian package is installed and podResources.takeover is set, since
 //     the suite reads the PodResources API at the kubelet's path.
@@ -20,7 +20,7 @@
 //
 // The suite's images are the project's own sample device plugin, and Debian's busybox under the name of upstream's image.
 //
-//	make upstream                           # both sides, three quarters of an hour once built
+//	make upstream                           # both sides
 //	make upstream SIDE=devmgrd FOCUS='Device Plugin Failures'
 //
 // Reports and logs of the last run stay in ~/.cache/devmgrd/upstream/SIDE: report.json, suite.log, logs. The flag -last compares
