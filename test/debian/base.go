@@ -69,3 +69,12 @@ func bootstrap(ctx context.Context, base string, packages []string) error {
 	}
 	return os.Rename(making, base)
 }
+
+// Text returns what is in a file, or why that is not known.
+func Text(path string) string {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error() + "\n"
+	}
+	return string(content)
+}

@@ -150,6 +150,9 @@ func processors(memory int) []string {
 	return words
 }
 
+// silence is how long a kernel that boots with KVM may print nothing: an idle machine takes a moment. After that the whole run is emulated.
+const silence = 2 * time.Minute
+
 // findAccelerator returns "kvm" if a kernel boots with it, and "tcg" otherwise: in virtual machines KVM may be offered, and a guest
 // not get anywhere.
 func (m *Machine) findAccelerator(ctx context.Context) string {
@@ -163,17 +166,22 @@ func (m *Machine) findAccelerator(ctx context.Context) string {
 		return "tcg"
 	}
 	defer probe.Kill()
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
+	length, heard := 0, time.Now()
 	err := cluster.Poll(ctx, func(context.Context) (bool, error) {
 		said, _ := os.ReadFile(console)
-		if !probe.Running() {
+		if len(said) > length {
+			length, heard = len(said), time.Now()
+		}
+		switch {
+		case !probe.Running():
 			return false, errors.New("QEMU has ended")
+		case time.Since(heard) > silence:
+			return false, fmt.Errorf("the kernel has printed nothing for %s", silence)
 		}
 		return bytes.Contains(said, []byte("systemd[1]: ")), nil
 	})
 	if err != nil {
-		fmt.Fprintln(m.options.Log, "no kernel boots with KVM here: the machine is emulated")
+		fmt.Fprintln(m.options.Log, "no kernel boots with KVM here, the machine is emulated:", err)
 		return "tcg"
 	}
 	return "kvm"
@@ -223,7 +231,7 @@ func (m *Machine) WaitBoot(ctx context.Context) error {
 			return false, errors.Join(m.PowerCut(), m.powerOn(ctx))
 		}
 		if !m.qemu.Running() {
-			return false, fmt.Errorf("QEMU has ended\n%s", text(m.qemu.LogPath()))
+			return false, fmt.Errorf("QEMU has ended\n%s", debian.Text(m.qemu.LogPath()))
 		}
 		var id string
 		if last = m.connect(ctx); last != nil {
@@ -236,7 +244,7 @@ func (m *Machine) WaitBoot(ctx context.Context) error {
 		return true, nil
 	})
 	if err != nil {
-		return fmt.Errorf("waiting for the machine to boot: %w (last seen: %w)\n--- the console\n%s", err, last, text(m.Console()))
+		return fmt.Errorf("waiting for the machine to boot: %w (last seen: %w)\n--- the console\n%s", err, last, debian.Text(m.Console()))
 	}
 	state, err := m.Run(ctx, "systemctl", "is-system-running", "--wait")
 	if err != nil {
@@ -342,13 +350,4 @@ func (m *Machine) Pipe(ctx context.Context, stdin io.Reader, words ...string) (s
 // Shell runs a script in the machine, as Run does.
 func (m *Machine) Shell(ctx context.Context, script string) (string, error) {
 	return m.Pipe(ctx, strings.NewReader(script), "bash", "-eu", "-o", "pipefail")
-}
-
-// text returns what is in a file, or why that is not known.
-func text(path string) string {
-	content, err := os.ReadFile(path)
-	if err != nil {
-		return err.Error()
-	}
-	return string(content)
 }

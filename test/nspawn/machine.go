@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/debian"
 )
 
 // Where things are, in the namespaces and in the machine.
@@ -22,6 +23,9 @@ const (
 	place      = "/run/machine" // a file system in memory for what the machine writes
 	testInside = "/opt/machine.test"
 )
+
+// bootLimit is how long systemd may take to start its units. Several machines may boot at the same time, next to other work.
+const bootLimit = 8 * time.Minute
 
 // inMachine boots the machine and runs this program in it. It returns that program's status. The machine ends with the
 // namespaces, like all that is in them.
@@ -55,19 +59,10 @@ func (o Options) inMachine() (int, error) {
 	err = self.Run()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
-		fmt.Fprintf(os.Stderr, "--- the machine's console\n%s---\n", read(console))
+		fmt.Fprintf(os.Stderr, "--- the machine's console\n%s---\n", debian.Text(console))
 		return exit.ExitCode(), nil
 	}
 	return 0, err
-}
-
-// read returns what is in a file, or why that is not known.
-func read(path string) string {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err.Error() + "\n"
-	}
-	return string(text)
 }
 
 // testArgs are the arguments of this program without what names files that are not in the machine.
@@ -165,7 +160,7 @@ func (o Options) boot(run cluster.Run, root string) (leader, console string, err
 		ended <- cmd.Wait()
 		socket.Close()
 	}()
-	if err := socket.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := socket.SetReadDeadline(time.Now().Add(bootLimit)); err != nil {
 		return "", "", err
 	}
 	message := make([]byte, 4096)
@@ -178,7 +173,7 @@ func (o Options) boot(run cluster.Run, root string) (leader, console string, err
 				_ = cmd.Process.Kill()
 				<-ended
 			}
-			return "", "", fmt.Errorf("booting the machine: %w\n%s", err, read(log.Name()))
+			return "", "", fmt.Errorf("booting the machine: %w\n%s", err, debian.Text(log.Name()))
 		}
 		ready := false
 		for line := range strings.Lines(string(message[:n])) {

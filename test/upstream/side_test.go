@@ -309,12 +309,15 @@ func answers(url string) error {
 	return nil
 }
 
-// until waits up to a minute for a condition to have no error.
+// patience is how long a side waits for what has to come. The two sides share the processors.
+const patience = 6 * time.Minute
+
+// until waits for a condition to have no error.
 func until(ctx context.Context, what string, condition func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var last error
-	err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(context.Context) (bool, error) {
+	err := cluster.Poll(ctx, func(context.Context) (bool, error) {
 		last = condition()
 		return last == nil, nil
 	})
