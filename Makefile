@@ -192,7 +192,8 @@ demo: ## The main job, as a story in two acts (root): on containerd alone, then 
 	@bin/demo $(if $(ACT),--act=$(ACT)) $(if $(KEEP),--keep)
 
 page: ## Test the status page in Chromium, which root gets as a Debian package. UPDATE=1 writes docs/images again.
-	$(GO) -C test/browser test -race -count 1 -timeout 10m . $(if $(UPDATE),-update)
+	@$(gobuild) -title "the page's tests" -C test/browser -test -flags -race -o ../../bin/page.test .
+	@$(call testlog,page,page,test/browser,40m) $(if $(UPDATE),-update)
 
 machine: ## Run the package on a node that boots, with systemd and cgroup v2 (root): reboots, 20 power cuts (CUTS=3 SEED=7), a full disk; SELINUX=1 with SELinux.
 	@$(gobuild) -title "the tests of the machine" -test -flags "-race -tags=e2e" -o bin/boot.test ./test/boot

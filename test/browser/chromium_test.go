@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -20,22 +21,33 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/devmgrd/devmgrd/test/apt"
+	"github.com/devmgrd/devmgrd/test/gobuild"
 )
 
 var update = flag.Bool("update", false, "write the pictures in docs/images")
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	err := apt.Ensure(context.Background(), os.Stderr, apt.Need{
+	if err := prepare(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// prepare installs Chromium and builds devmgrd. The tests' time limit begins afterwards.
+func prepare(ctx context.Context) error {
+	err := apt.Ensure(ctx, os.Stderr, apt.Need{
 		For:      "the page is tested in Chromium",
 		Missing:  apt.Programs(map[string]string{"chromium": "chromium"}),
 		Anywhere: "dnf install chromium (Fedora); it has to be in PATH as chromium",
 	})
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+		return err
 	}
-	os.Exit(m.Run())
+	return gobuild.Run(ctx, os.Stderr, gobuild.Build{
+		Title: "devmgrd", Dir: filepath.Join("..", ".."), Output: []string{"-o", filepath.Join("bin", "devmgrd")}, Packages: []string{"./cmd/devmgrd"},
+	})
 }
 
 // A tab is one page in a browser of its own, which ends with the test.

@@ -17,17 +17,19 @@ import (
 	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
+// binary is devmgrd, which TestMain builds where test/node builds it for other tests.
+var binary = filepath.Join("..", "..", "bin", "devmgrd")
+
 // A daemon is devmgrd as a process, on a node without Kubernetes and without a runtime.
 type daemon struct {
 	t       *testing.T
-	binary  string
 	dir     string // short: sockets are in it
 	address string
 	process *exec.Cmd
 	log     bytes.Buffer
 }
 
-// newDaemon builds the binary and starts it.
+// newDaemon starts devmgrd.
 func newDaemon(t *testing.T) *daemon {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "devmgrd-page-")
@@ -35,12 +37,7 @@ func newDaemon(t *testing.T) *daemon {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	d := &daemon{t: t, binary: filepath.Join(dir, "devmgrd"), dir: dir}
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", d.binary, "./cmd/devmgrd")
-	build.Dir = filepath.Join("..", "..")
-	if output, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("building devmgrd: %v\n%s", err, output)
-	}
+	d := &daemon{t: t, dir: dir}
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -64,7 +61,7 @@ func (d *daemon) start() {
 	if err := os.MkdirAll(in("kubelet"), 0o755); err != nil {
 		d.t.Fatal(err)
 	}
-	d.process = exec.Command(d.binary, "run", "--set", "kubernetes.mode=none", "--set", "nodeName=worker-7", "--set", "metrics.listen="+d.address,
+	d.process = exec.Command(binary, "run", "--set", "kubernetes.mode=none", "--set", "nodeName=worker-7", "--set", "metrics.listen="+d.address,
 		"--set", "stateDir="+in("state"), "--set", "runDir="+d.dir, "--set", "plugins.kubeletDir="+in("kubelet"), "--set", "plugins.socketDir="+in("device-plugins"),
 		"--set", "plugins.registryDir="+in("registry"), "--set", "admin.socket="+in("admin.sock"), "--set", "nri.socket="+in("none.sock"),
 		"--set", "podResources.socket="+in("pr.sock"), "--set", "podResources.kubeletSocket="+in("kubelet-pr.sock"))
@@ -96,7 +93,7 @@ func (d *daemon) end(how syscall.Signal) error {
 // command runs a command against it.
 func (d *daemon) command(args ...string) {
 	d.t.Helper()
-	output, err := exec.CommandContext(d.t.Context(), d.binary, append(args, "--socket", filepath.Join(d.dir, "admin.sock"))...).CombinedOutput()
+	output, err := exec.CommandContext(d.t.Context(), binary, append(args, "--socket", filepath.Join(d.dir, "admin.sock"))...).CombinedOutput()
 	if err != nil {
 		d.t.Fatalf("devmgrd %s: %v\n%s", strings.Join(args, " "), err, output)
 	}
