@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,6 +26,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/gobuild"
 	"github.com/devmgrd/devmgrd/test/matrix"
 )
 
@@ -71,19 +73,17 @@ func play(ctx context.Context, only, tests, logs string, together int) (failed b
 	if err := os.MkdirAll(logs, 0o755); err != nil {
 		return false, err
 	}
-	build := exec.CommandContext(ctx, "go", "test", "-c", "-tags", "e2e", "-race", "-o", testsBinary, "./test/e2e")
-	build.Stdout, build.Stderr = os.Stdout, os.Stderr
-	if err := build.Run(); err != nil {
-		return false, fmt.Errorf("building the tests: %w", err)
+	broken, err := build(ctx, played)
+	if err != nil {
+		return false, err
 	}
 	var written sync.Mutex
 	var work errgroup.Group // a cell that cannot be played does not end the others
-	broken := make([]error, len(played))
 	work.SetLimit(together)
 	for i := range played {
 		work.Go(func() error {
 			c := &played[i]
-			broken[i] = ctx.Err()
+			broken[i] = cmp.Or(broken[i], ctx.Err())
 			if broken[i] != nil {
 				return nil
 			}
@@ -118,6 +118,28 @@ func play(ctx context.Context, only, tests, logs string, together int) (failed b
 		fmt.Printf("\n%s is written. Write the documents again: go test ./test/rules -update\n", resultsFile)
 	}
 	return failed, errors.Join(broken...)
+}
+
+// build builds the tests, and what they run in each cell, before the first test runs. It returns an error for each cell that cannot be played.
+func build(ctx context.Context, played []matrix.Cell) (broken []error, err error) {
+	err = gobuild.Run(ctx, os.Stderr, gobuild.Build{
+		Title: "the end-to-end tests", Kind: gobuild.Tests, Flags: []string{"-race", "-tags=e2e"}, Output: []string{"-o", testsBinary}, Packages: []string{"./test/e2e"},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("building the tests: %w", err)
+	}
+	for _, c := range played {
+		fmt.Printf("%s: building what it runs\n", c.Name())
+		cmd := command(ctx, c, "../../"+testsBinary, "-test.run=^$")
+		cmd.Stderr = os.Stderr // the progress
+		if err := cmd.Run(); err != nil {
+			err = fmt.Errorf("%s: building what it runs: %w", c.Name(), err)
+			broken = append(broken, err)
+			continue
+		}
+		broken = append(broken, nil)
+	}
+	return broken, nil
 }
 
 // chosen returns the names of the matrix's tests that an expression matches.
@@ -174,18 +196,8 @@ func run(ctx context.Context, c matrix.Cell, tests []string, log string) (map[st
 		return nil, err
 	}
 	defer out.Close()
-	binary, err := filepath.Abs(testsBinary)
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", binary, "-test.v=test2json", "-test.timeout=60m",
+	cmd := command(ctx, c, "go", "tool", "test2json", "../../"+testsBinary, "-test.v=test2json", "-test.timeout=60m",
 		"-test.run=^("+strings.Join(tests, "|")+")$")
-	cmd.Dir = "test/e2e"
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, cluster.CRIOVariable+"=") && !c.CRIO })
-	cmd.Env = append(cmd.Env, cluster.ContainerdVariable+"="+c.Containerd, cluster.KubernetesVariable+"="+c.Kubernetes)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // test2json hands no signal on
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
-	cmd.WaitDelay = time.Minute
 	cmd.Stderr = out
 	events, err := cmd.StdoutPipe()
 	if err != nil {
@@ -205,6 +217,18 @@ func run(ctx context.Context, c matrix.Cell, tests []string, log string) (map[st
 		}
 	}
 	return outcomes, nil
+}
+
+// command is a command in the directory of the tests, with a cell's releases.
+func command(ctx context.Context, c matrix.Cell, words ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
+	cmd.Dir = "test/e2e"
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, cluster.CRIOVariable+"=") && !c.CRIO })
+	cmd.Env = append(cmd.Env, cluster.ContainerdVariable+"="+c.Containerd, cluster.KubernetesVariable+"="+c.Kubernetes)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // test2json hands no signal on
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = time.Minute
+	return cmd
 }
 
 // read reads test2json's events and copies the tests' output.
