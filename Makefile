@@ -185,7 +185,8 @@ chaos: ## Random faults (root): N=20 sequences, SEED=17 one again, KUBELET=1 aga
 	$(if $(KUBERNETES),TESTCLUSTER_KUBERNETES=$(KUBERNETES)) bin/chaos -n $(or $(N),$(if $(SEED),1,20)) $(if $(SEED),-seed $(SEED)) $(if $(KUBELET),-kubelet) $(if $(ATTACKER),-attacker) $(if $(CLAIMS),-claims)
 
 upstream: ## Run Kubernetes' own node suite with the kubelet and with devmgrd (root): SIDE=devmgrd one side, FOCUS=... some specs.
-	$(GO) test -tags e2e -count 1 -timeout 90m -v -run '^TestUpstream$$' ./test/upstream -args $(if $(SIDE),-side '$(SIDE)') $(if $(FOCUS),-focus '$(FOCUS)')
+	@$(gobuild) -title "the suite's test" -test -flags "-race -tags=e2e" -o bin/upstream.test ./test/upstream
+	@$(call testlog,upstream,upstream,test/upstream,150m) -test.run '^TestUpstream$$' $(if $(SIDE),-side '$(SIDE)') $(if $(FOCUS),-focus '$(FOCUS)')
 
 demo: ## The main job, as a story in two acts (root): on containerd alone, then on Kubernetes. ACT=1 the first; KEEP=1 leaves it running.
 	@$(gobuild) -title "the demo" -o bin/demo ./test/demo

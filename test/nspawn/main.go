@@ -46,7 +46,18 @@ func Main(run func() int, o Options, before ...func(context.Context) error) {
 			return max(status, 1)
 		}
 		return status
-	}, append([]func(context.Context) error{cluster.Needs(cluster.Kubernetes), o.findSource, o.buildBase}, before...)...)
+	}, append([]func(context.Context) error{o.Build}, before...)...)
+}
+
+// Build builds Kubernetes and makes the base system, if the cache lacks them, and finds the checkout. Main calls it first of all; a program
+// that runs others with Main may call it before.
+func (o Options) Build(ctx context.Context) error {
+	for _, f := range []func(context.Context) error{cluster.Needs(cluster.Kubernetes), o.findSource, o.buildBase} {
+		if err := f(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // findSource finds the checkout: the program's working directory is o.Dir of it.
@@ -75,7 +86,7 @@ func (o Options) buildBase(ctx context.Context) error {
 	return os.Setenv(baseVariable, base)
 }
 
-// Source is the checkout. It is known to the functions in before, and in the machine.
+// Source is the checkout. It is known after [Options.Build], to the functions in before, and in the machine.
 func Source() string { return os.Getenv(sourceVariable) }
 
 // Nest prepares the machine's cgroups for a cluster. cluster.Start can be called in the machine then.

@@ -32,6 +32,37 @@ const (
 	packageVariable = "TESTUPSTREAM_PACKAGE" // devmgrd's Debian package
 )
 
+// options are the machine's of a side.
+func options(side string) nspawn.Options {
+	o := nspawn.Options{
+		Dir:       "test/upstream",
+		Packages:  []string{"busybox-static", "sudo"}, // of the containers, and of the suite
+		Variables: []string{sideVariable},
+		Writable:  []string{resultsVariable},
+	}
+	if side == "devmgrd" {
+		o.ReadOnly = []string{packageVariable}
+	}
+	return o
+}
+
+// build makes all that the sides run, before the time limit of the test begins. A side finds it in the cache and in the environment.
+func build(ctx context.Context, sides []string) error {
+	if err := options("").Build(ctx); err != nil {
+		return err
+	}
+	before := []func(context.Context) error{cluster.Needs(cluster.NodeSuite), node.Build}
+	if slices.Contains(sides, "devmgrd") {
+		before = append(before, buildPackage)
+	}
+	for _, f := range before {
+		if err := f(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // The files of a side in its directory.
 const (
 	reportFile = "report.json"
@@ -43,32 +74,22 @@ const busyboxImage = "registry.k8s.io/e2e-test-images/busybox:1.37.0-2"
 
 // runSide runs the suite on one side, in a machine of its own, and ends the process. The report is in the results' directory.
 func runSide(side string) {
-	o := nspawn.Options{
-		Dir:       "test/upstream",
-		Packages:  []string{"busybox-static", "sudo"}, // of the containers, and of the suite
-		Variables: []string{sideVariable},
-		Writable:  []string{resultsVariable},
-	}
-	before := []func(context.Context) error{cluster.Needs(cluster.NodeSuite), node.Build}
-	if side == "devmgrd" {
-		o.ReadOnly = []string{packageVariable}
-		before = append(before, buildPackage)
-	}
 	nspawn.Main(func() int {
 		if err := inMachine(side); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
 		return 0
-	}, o, before...)
+	}, options(side))
 }
 
 // buildPackage makes devmgrd's Debian package.
 func buildPackage(ctx context.Context) error {
-	dir := filepath.Join(os.Getenv(resultsVariable), "package")
+	dir := filepath.Join(nspawn.Source(), "bin", "upstream")
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
+	fmt.Fprintln(os.Stderr, "building devmgrd's Debian package")
 	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "deb", "DIST="+dir)
 	cmd.Dir = nspawn.Source()
 	if out, err := cmd.CombinedOutput(); err != nil {

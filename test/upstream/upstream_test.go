@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -28,12 +29,33 @@ var (
 	lastFlag  = flag.Bool("last", false, "run nothing: compare the reports of the last run with expected.yaml")
 )
 
+// table is what TestUpstream has found. It is printed after the outcome, as what a person reads last.
+var table string
+
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if side := os.Getenv(sideVariable); side != "" {
 		runSide(side)
 	}
-	os.Exit(m.Run())
+	if !*lastFlag {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		if err := build(ctx, sides()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		stop()
+	}
+	status := m.Run()
+	fmt.Print(table)
+	os.Exit(status)
+}
+
+// sides are those that -side chooses.
+func sides() []string {
+	if *sideFlag != "" {
+		return []string{*sideFlag}
+	}
+	return Sides
 }
 
 // TestUpstream runs the suite on both sides at the same time, and compares the outcomes with the expected ones.
@@ -46,15 +68,6 @@ func TestUpstream(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sides := Sides
-	if *sideFlag != "" {
-		sides = []string{*sideFlag}
-	}
-	if !*lastFlag {
-		if _, err := cluster.Build(t.Context(), os.Stderr, cluster.NodeSuite); err != nil {
-			t.Fatal(err)
-		}
-	}
 	names := make([]string, len(files))
 	for i, f := range files {
 		names[i] = f.File
@@ -62,7 +75,7 @@ func TestUpstream(t *testing.T) {
 	results := map[string][]Result{}
 	var mu sync.Mutex
 	t.Run("sides", func(t *testing.T) {
-		for _, side := range sides {
+		for _, side := range sides() {
 			t.Run(side, func(t *testing.T) {
 				t.Parallel()
 				dir, turn, err := resultsDir(t.Context(), side)
@@ -86,7 +99,7 @@ func TestUpstream(t *testing.T) {
 		}
 	})
 	here := Machine{CPUs: runtime.NumCPU(), NUMA: numaNodes()}
-	for _, side := range sides {
+	for _, side := range sides() {
 		got, played := results[side]
 		if !played {
 			continue // it has failed as a whole
@@ -95,7 +108,7 @@ func TestUpstream(t *testing.T) {
 			t.Errorf("%s: %s", side, difference)
 		}
 	}
-	fmt.Print(Table(files, results))
+	table = Table(files, results)
 }
 
 // play runs a side in a process of its own, which boots a machine and leaves its report and logs in dir.
