@@ -92,6 +92,9 @@ func TestUpstream(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				if len(got) == 0 {
+					t.Fatalf("no spec's name matches %q", *focusFlag)
+				}
 				mu.Lock()
 				defer mu.Unlock()
 				results[side] = got
