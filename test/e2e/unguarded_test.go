@@ -45,9 +45,6 @@ func TestContainer_StartedWhileDevmgrdIsAway_IsReported(t *testing.T) {
 
 // A plugin that starts while devmgrd is away reaches the kubelet. devmgrd reports it as soon as it is back.
 func TestPlugin_StartedWhileDevmgrdIsAway_IsReported(t *testing.T) {
-	if err := stopSpare(); err != nil { // once the sample plugin's image was missing on a node that many tests had used
-		t.Fatal(err)
-	}
 	r := start(t)
 	r.must(r.Devmgrd.Stop(stopLimit))
 	set, err := r.SamplePlugin()
