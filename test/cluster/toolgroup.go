@@ -40,8 +40,8 @@ type Kit string
 
 // The kits. Containers is what runs containers without Kubernetes, and Kubernetes is a cluster with its node; the others come on top.
 const (
-	Containers Kit = "containers" // containerd, runc, the images, Kubernetes' sample device plugin
-	Kubernetes Kit = "kubernetes" // Containers, etcd, the control plane, the kubelet, the CNI plugins; fitrunc where CRI-O is chosen
+	Containers Kit = "containers" // containerd, runc, the images, Kubernetes' sample device plugin; fitrunc where CRI-O is chosen
+	Kubernetes Kit = "kubernetes" // Containers, etcd, the control plane, the kubelet, the CNI plugins
 	Consumer   Kit = "consumer"   // consumer: prints the answer of a PodResources socket
 	CNIGate    Kit = "cnigate"    // cnigate: a CNI plugin that holds up the making of sandboxes
 	DRADriver  Kit = "dradriver"  // dradriver: a DRA driver of network cards or CPUs
@@ -53,13 +53,13 @@ const (
 func (k Kit) groups() []toolGroup {
 	switch k {
 	case Containers:
-		return []toolGroup{runcGroup(), images(), containerdGroup(), samplePlugin()}
-	case Kubernetes:
-		groups := append(Containers.groups(), cniGroup(), kubernetesGroup())
+		groups := []toolGroup{runcGroup(), images(), containerdGroup(), samplePlugin()}
 		if UsesCRIO() {
 			groups = append(groups, fitrunc())
 		}
 		return groups
+	case Kubernetes:
+		return append(Containers.groups(), cniGroup(), kubernetesGroup())
 	case Consumer:
 		return []toolGroup{ours("consumer", "test/tools/consumer", "k8s.io/kubernetes")}
 	case CNIGate:

@@ -54,10 +54,16 @@ func TestKill9_EachComponent_NothingIsLost(t *testing.T) {
 	if got := devices(c.starts()); len(got) != 3 || slices.Contains(got, one[0]) {
 		t.Errorf("pod c has %q, and pod b %q", got, one)
 	}
+
+	// A pod that waited before devmgrd was killed starts as well.
+	d := h.pod("d", gpu, 4)
+	d.refused("NotEnoughDevices: " + gpu + ": 4 wanted, 0 of 4 free")
 	h.must(h.Devmgrd.Kill())
 	b.remove() // a containerd that was restarted announces no end of earlier pods' sandboxes: devmgrd finds out when it connects
 	c.remove()
 	h.must(h.StartDevmgrd(h.ctx))
+	d.starts()
+	d.remove()
 	h.inState(gpu, "free", 4)
 }
 

@@ -1,4 +1,4 @@
-// Package matrix plays end-to-end tests on one release after another of containerd and Kubernetes.
+// Package matrix plays end-to-end tests, and those of the main job without Kubernetes, on one release after another of containerd and Kubernetes.
 //
 // The cells of the matrix are clusters: each release of containerd for which test/tools has a module with the newest Kubernetes, each
 // release of Kubernetes with the newest containerd, and the oldest of both. With TESTCLUSTER_CRIO=DIR there is one more, with the CRI-O

@@ -11,35 +11,42 @@ import (
 	"github.com/devmgrd/devmgrd/test/cluster"
 )
 
-// A Test is one of the end-to-end tests, with what it shows of a release.
-type Test struct{ Name, Shows string }
+// A Test is one of those that are played, with what it shows of a release.
+type Test struct{ Package, Name, Shows string }
 
-// Tests are the end-to-end tests whose outcome depends on the runtime, the kubelet or the API server.
+// The packages of the tests, below test. MainJob's tests take no Kubernetes.
+const (
+	E2E     = "e2e"
+	MainJob = "mainjob"
+)
+
+// Tests are the tests whose outcome depends on the runtime, the kubelet or the API server.
 var Tests = []Test{
-	{"TestMainJob_SamplePlugin_PodsGetDevices", "an unmodified plugin in a pod registers with devmgrd; pods get its devices"},
-	{"TestMainJob_CDI_PodsGetDevices", "CDI devices"},
-	{"TestInjection_PluginAnswer_IsInjectedExactly", "a container has exactly what the plugin answered"},
-	{"TestInjection_SamePodAndPlugin_SameAsKubelet", "containers have what the kubelet would give them"},
-	{"TestInjection_GrantMadeInAllocate_IsInjected", "files that a plugin makes while it is asked"},
-	{"TestPods_ContainerKinds_ShareDevices", "init containers, sidecars, debug containers"},
-	{"TestWait_PluginMissing_PodStartsWhenItReturns", "a pod waits for its plugin"},
-	{"TestRestart_Kill9_NothingChanges", "`kill -9` of devmgrd"},
-	{"TestContainerd_Restarts_NothingIsLost", "restarts of the runtime"},
-	{"TestContainerd_RestartsWhilePodsEnd_NothingLeaks", "pods that end while the runtime restarts"},
-	{"TestPods_EndInAnyWay_ReleaseDevices", "every end of a pod releases its devices"},
-	{"TestContainerEnd_HiddenByAnotherNRIPlugin_ReleasesDevices", "events that the runtime does not send"},
-	{"TestStateFile_Lost_RunningContainersKeepDevices", "a lost state file: what containers say of themselves"},
-	{"TestReboot_GrantsAreGone_AreGrantedAgain", "a reboot"},
-	{"TestKubelet_Restarts_NoPodIsRejected", "restarts of the kubelet"},
-	{"TestStaticPods_WithAndWithoutAnnotation_GetDevices", "static pods"},
-	{"TestLocalPods_WithoutKubernetes_GetDevices", "pods without Kubernetes"},
-	{"TestFailClosed_DevmgrdAway_OnlyDevicePodsWait", "while devmgrd is away, pods with devices wait"},
-	{"TestContainer_StartedWhileDevmgrdIsAway_IsReported", "containers that have started without their devices are reported"},
-	{"TestPodResources_SamePods_SameAsKubelet", "PodResources answers as the kubelet does"},
-	{"TestPodResources_Takeover_ReadersSeeNoGap", "PodResources at the kubelet's path"},
-	{"TestMigration_Import_PodsRunOn", "taking over from the kubelet"},
-	{"TestMigration_Export_PodsRunOn", "handing back to the kubelet"},
-	{"TestTopology_TwoResources_OneNUMANode", "devices of one NUMA node"},
+	{E2E, "TestMainJob_SamplePlugin_PodsGetDevices", "an unmodified plugin in a pod registers with devmgrd; pods get its devices"},
+	{E2E, "TestMainJob_CDI_PodsGetDevices", "CDI devices"},
+	{E2E, "TestInjection_PluginAnswer_IsInjectedExactly", "a container has exactly what the plugin answered"},
+	{E2E, "TestInjection_SamePodAndPlugin_SameAsKubelet", "containers have what the kubelet would give them"},
+	{E2E, "TestInjection_GrantMadeInAllocate_IsInjected", "files that a plugin makes while it is asked"},
+	{E2E, "TestPods_ContainerKinds_ShareDevices", "init containers, sidecars, debug containers"},
+	{E2E, "TestWait_PluginMissing_PodStartsWhenItReturns", "a pod waits for its plugin"},
+	{E2E, "TestRestart_Kill9_NothingChanges", "`kill -9` of devmgrd"},
+	{E2E, "TestContainerd_Restarts_NothingIsLost", "restarts of the runtime"},
+	{E2E, "TestContainerd_RestartsWhilePodsEnd_NothingLeaks", "pods that end while the runtime restarts"},
+	{E2E, "TestPods_EndInAnyWay_ReleaseDevices", "every end of a pod releases its devices"},
+	{E2E, "TestContainerEnd_HiddenByAnotherNRIPlugin_ReleasesDevices", "events that the runtime does not send"},
+	{E2E, "TestStateFile_Lost_RunningContainersKeepDevices", "a lost state file: what containers say of themselves"},
+	{E2E, "TestReboot_GrantsAreGone_AreGrantedAgain", "a reboot"},
+	{E2E, "TestKubelet_Restarts_NoPodIsRejected", "restarts of the kubelet"},
+	{E2E, "TestStaticPods_WithAndWithoutAnnotation_GetDevices", "static pods"},
+	{MainJob, "TestContainer_WithoutItsDevice_IsRefusedAndStartsLater", "pods without Kubernetes"},
+	{MainJob, "TestKill9_EachComponent_NothingIsLost", "`kill -9` of devmgrd, the runtime and the plugin, without Kubernetes"},
+	{E2E, "TestFailClosed_DevmgrdAway_OnlyDevicePodsWait", "while devmgrd is away, pods with devices wait"},
+	{E2E, "TestContainer_StartedWhileDevmgrdIsAway_IsReported", "containers that have started without their devices are reported"},
+	{E2E, "TestPodResources_SamePods_SameAsKubelet", "PodResources answers as the kubelet does"},
+	{E2E, "TestPodResources_Takeover_ReadersSeeNoGap", "PodResources at the kubelet's path"},
+	{E2E, "TestMigration_Import_PodsRunOn", "taking over from the kubelet"},
+	{E2E, "TestMigration_Export_PodsRunOn", "handing back to the kubelet"},
+	{E2E, "TestTopology_TwoResources_OneNUMANode", "devices of one NUMA node"},
 }
 
 // A Cell is a cluster of certain releases, and what happened there. Empty outcomes: the cell has not been played.

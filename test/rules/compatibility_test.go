@@ -1,9 +1,7 @@
 package rules
 
 import (
-	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/devmgrd/devmgrd/test/matrix"
@@ -18,21 +16,13 @@ func TestCompatibility(t *testing.T) {
 	generated(t, "docs/compatibility.md", "test/matrix/results.yaml", matrix.Markdown(cells)+"\n")
 	generated(t, "README.md", "test/matrix/results.yaml", matrix.Summary(cells))
 
-	files, err := filepath.Glob(filepath.Join(root, "test/e2e/*_test.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var source strings.Builder
-	for _, file := range files {
-		text, err := os.ReadFile(file)
+	for _, test := range matrix.Tests {
+		names, err := declared(filepath.Join(root, "test", test.Package))
 		if err != nil {
 			t.Fatal(err)
 		}
-		source.Write(text)
-	}
-	for _, test := range matrix.Tests {
-		if !strings.Contains(source.String(), "\nfunc "+test.Name+"(t *testing.T) {") {
-			t.Errorf("test/e2e has no %s", test.Name)
+		if !names[test.Name] {
+			t.Errorf("test/%s has no %s", test.Package, test.Name)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -30,10 +31,7 @@ import (
 	"github.com/devmgrd/devmgrd/test/matrix"
 )
 
-const (
-	resultsFile = "test/matrix/results.yaml"
-	testsBinary = "bin/e2e.test"
-)
+const resultsFile = "test/matrix/results.yaml"
 
 func main() {
 	only := flag.String("cells", "", "only the cells whose names this regular expression matches")
@@ -73,7 +71,7 @@ func play(ctx context.Context, only, tests, logs string, together int) (failed b
 	if err := os.MkdirAll(logs, 0o755); err != nil {
 		return false, err
 	}
-	broken, err := build(ctx, played)
+	broken, err := build(ctx, played, chosen)
 	if err != nil {
 		return false, err
 	}
@@ -111,7 +109,7 @@ func play(ctx context.Context, only, tests, logs string, together int) (failed b
 	fmt.Print("\n", matrix.Table(played))
 	for _, c := range played {
 		for _, t := range chosen {
-			failed = failed || !c.Outcomes[t].Passed
+			failed = failed || !c.Outcomes[t.Name].Passed
 		}
 	}
 	if tests == "" {
@@ -120,43 +118,61 @@ func play(ctx context.Context, only, tests, logs string, together int) (failed b
 	return failed, errors.Join(broken...)
 }
 
-// build builds the tests, and what they run in each cell, before the first test runs. It returns an error for each cell that cannot be played.
-func build(ctx context.Context, played []matrix.Cell) (broken []error, err error) {
-	err = gobuild.Run(ctx, os.Stderr, gobuild.Build{
-		Title: "the end-to-end tests", Kind: gobuild.Tests, Flags: []string{"-race", "-tags=e2e"}, Output: []string{"-o", testsBinary}, Packages: []string{"./test/e2e"},
-	})
-	if err != nil {
-		return nil, fmt.Errorf("building the tests: %w", err)
-	}
-	for _, c := range played {
-		fmt.Printf("%s: building what it runs\n", c.Name())
-		cmd := command(ctx, c, "../../"+testsBinary, "-test.run=^$")
-		cmd.Stderr = os.Stderr // the progress
-		if err := cmd.Run(); err != nil {
-			err = fmt.Errorf("%s: building what it runs: %w", c.Name(), err)
-			broken = append(broken, err)
-			continue
+// build builds the tests, and what they run in each cell, before the first test runs. A cell that cannot be played has an error.
+func build(ctx context.Context, played []matrix.Cell, tests []matrix.Test) (broken []error, err error) {
+	broken = make([]error, len(played))
+	for pkg := range byPackage(tests) {
+		err := gobuild.Run(ctx, os.Stderr, gobuild.Build{
+			Title: "the tests of test/" + pkg, Kind: gobuild.Tests, Flags: []string{"-race", "-tags=e2e"},
+			Output: []string{"-o", "bin/" + pkg + ".test"}, Packages: []string{"./test/" + pkg},
+		})
+		if err != nil {
+			return nil, fmt.Errorf("building the tests: %w", err)
 		}
-		broken = append(broken, nil)
+		for i, c := range played {
+			fmt.Printf("%s: building what the tests of test/%s run\n", c.Name(), pkg)
+			cmd := command(ctx, c, pkg, nil, "-test.list=^$") // runs no test
+			cmd.Stderr = os.Stderr                            // the progress
+			if err := cmd.Run(); err != nil {
+				broken[i] = errors.Join(broken[i], fmt.Errorf("%s: building what the tests of test/%s run: %w", c.Name(), pkg, err))
+			}
+		}
 	}
 	return broken, nil
 }
 
-// chosen returns the names of the matrix's tests that an expression matches.
-func chosen(expression string) (names []string, err error) {
+// byPackage yields the packages of tests, with the names of their tests.
+func byPackage(tests []matrix.Test) iter.Seq2[string, []string] {
+	return func(yield func(string, []string) bool) {
+		for _, pkg := range []string{matrix.E2E, matrix.MainJob} {
+			var names []string
+			for _, t := range tests {
+				if t.Package == pkg {
+					names = append(names, t.Name)
+				}
+			}
+			if names != nil && !yield(pkg, names) {
+				return
+			}
+		}
+	}
+}
+
+// chosen returns those of the matrix's tests whose names an expression matches.
+func chosen(expression string) (tests []matrix.Test, err error) {
 	want, err := regexp.Compile(expression)
 	if err != nil {
 		return nil, err
 	}
 	for _, t := range matrix.Tests {
 		if want.MatchString(t.Name) {
-			names = append(names, t.Name)
+			tests = append(tests, t)
 		}
 	}
-	if names == nil {
+	if tests == nil {
 		return nil, fmt.Errorf("no test of the matrix matches %q", expression)
 	}
-	return names, nil
+	return tests, nil
 }
 
 // cells returns the cells that can be played here, newest first.
@@ -190,39 +206,42 @@ func cells() (all []matrix.Cell, err error) {
 }
 
 // run plays the tests in a cell and returns their outcomes.
-func run(ctx context.Context, c matrix.Cell, tests []string, log string) (map[string]matrix.Outcome, error) {
+func run(ctx context.Context, c matrix.Cell, tests []matrix.Test, log string) (map[string]matrix.Outcome, error) {
 	out, err := os.Create(log)
 	if err != nil {
 		return nil, err
 	}
 	defer out.Close()
-	cmd := command(ctx, c, "go", "tool", "test2json", "../../"+testsBinary, "-test.v=test2json", "-test.timeout=60m",
-		"-test.run=^("+strings.Join(tests, "|")+")$")
-	cmd.Stderr = out
-	events, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	outcomes, err := read(events, out)
-	_ = cmd.Wait() // tests that fail are outcomes
-	if err != nil {
-		return nil, err
+	outcomes := map[string]matrix.Outcome{}
+	for pkg, names := range byPackage(tests) {
+		cmd := command(ctx, c, pkg, []string{"go", "tool", "test2json"}, "-test.v=test2json", "-test.timeout=60m", "-test.run=^("+strings.Join(names, "|")+")$")
+		cmd.Stderr = out
+		events, err := cmd.StdoutPipe()
+		if err != nil {
+			return nil, err
+		}
+		if err := cmd.Start(); err != nil {
+			return nil, err
+		}
+		err = read(events, out, outcomes)
+		_ = cmd.Wait() // tests that fail are outcomes
+		if err != nil {
+			return nil, err
+		}
 	}
 	for _, t := range tests {
-		if _, ran := outcomes[t]; !ran {
-			return nil, fmt.Errorf("%s has no outcome: see %s", t, log)
+		if _, ran := outcomes[t.Name]; !ran {
+			return nil, fmt.Errorf("%s has no outcome: see %s", t.Name, log)
 		}
 	}
 	return outcomes, nil
 }
 
-// command is a command in the directory of the tests, with a cell's releases.
-func command(ctx context.Context, c matrix.Cell, words ...string) *exec.Cmd {
+// command runs the tests of a package in a cell, under another command if there is one.
+func command(ctx context.Context, c matrix.Cell, pkg string, under []string, args ...string) *exec.Cmd {
+	words := slices.Concat(under, []string{"../../bin/" + pkg + ".test"}, args)
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
-	cmd.Dir = "test/e2e"
+	cmd.Dir = "test/" + pkg
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, cluster.CRIOVariable+"=") && !c.CRIO })
 	cmd.Env = append(cmd.Env, cluster.ContainerdVariable+"="+c.Containerd, cluster.KubernetesVariable+"="+c.Kubernetes)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // test2json hands no signal on
@@ -231,9 +250,9 @@ func command(ctx context.Context, c matrix.Cell, words ...string) *exec.Cmd {
 	return cmd
 }
 
-// read reads test2json's events and copies the tests' output.
-func read(events io.Reader, out io.Writer) (map[string]matrix.Outcome, error) {
-	outcomes, lacks := map[string]matrix.Outcome{}, map[string][]cluster.Feature{}
+// read reads test2json's events, adds outcomes and copies the tests' output.
+func read(events io.Reader, out io.Writer, outcomes map[string]matrix.Outcome) error {
+	lacks := map[string][]cluster.Feature{}
 	lines := bufio.NewScanner(events)
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {
@@ -256,7 +275,7 @@ func read(events io.Reader, out io.Writer) (map[string]matrix.Outcome, error) {
 			}
 		}
 	}
-	return outcomes, lines.Err()
+	return lines.Err()
 }
 
 // write puts a played cell into results.yaml, in the order of all cells, between those that were played before.
