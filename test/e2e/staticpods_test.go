@@ -58,6 +58,8 @@ func TestStaticPods_WithAndWithoutAnnotation_GetDevices(t *testing.T) {
 		return strings.Contains(r.Events(r.ctx, b), `resource name "cpu"`)
 	})
 	r.must(os.Remove(filepath.Join(manifests, "bad.yaml")))
+	// Its container starts while devmgrd is away if the runtime does not validate.
+	r.must(r.WaitPod(r.soon(), metav1.NamespaceDefault, b, func(p *corev1.Pod) (bool, error) { return p == nil, nil }))
 
 	// Without the API server, and with a devmgrd that has to remember, a container restarts with what it had.
 	r.must(r.APIServer.Kill())
