@@ -256,9 +256,7 @@ func (d *process) works(resource string) {
 
 // A local user who opens as many connections to the HTTP port as it can takes none from other clients.
 func TestFlood_HTTPPort_DaemonWorks(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("only root may start a process as another user")
-	}
+	plugintest.NeedRoot(t) // to start a process as another user
 	binary := plugintest.Executable(t)
 	d := startDaemon(t, 1000)
 	attack(t, binary, 65534, 3000, "tcp", d.web)
@@ -277,9 +275,7 @@ func TestFlood_HTTPPort_DaemonWorks(t *testing.T) {
 
 // A process in a plugin's container that opens all the connections that it can to kubelet.sock keeps no plugin from registering.
 func TestFlood_RegistrationConnections_DaemonWorks(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("only root may dial kubelet.sock")
-	}
+	plugintest.NeedRoot(t) // to dial kubelet.sock
 	binary := plugintest.Executable(t)
 	d := startDaemon(t, 1000)
 	attack(t, binary, 0, 3000, "unix", filepath.Join(d.sockets, "kubelet.sock"))
@@ -291,9 +287,7 @@ func TestFlood_RegistrationConnections_DaemonWorks(t *testing.T) {
 
 // Nor does one that calls Register thousands of times at once, and has devmgrd wait for its answers.
 func TestFlood_RegistrationCalls_DaemonWorks(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("only root may dial kubelet.sock")
-	}
+	plugintest.NeedRoot(t) // to dial kubelet.sock
 	binary := plugintest.Executable(t)
 	d := startDaemon(t, 1000)
 	attack(t, binary, 0, 3000, "register", d.sockets)

@@ -15,6 +15,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/loops/dirwatch"
 	"github.com/devmgrd/devmgrd/internal/socket"
 	"github.com/devmgrd/devmgrd/internal/socket/shareddir"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // tempDir is short, since a socket's path may have 107 bytes and a test's own directory bears its name.
@@ -154,9 +155,12 @@ func TestListen_ForeignFile_IsReplaced(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := tempDir(t)
 			path := filepath.Join(dir, "a.sock")
+			if name == "a device" {
+				plugintest.NeedRoot(t)
+			}
 			for range 2 {
 				if err := leave(path); err != nil {
-					t.Skip(err) // no device without root
+					t.Fatal(err)
 				}
 				seen, _ := os.Lstat(path)
 				stray, err := socket.Vacant(open(t, dir), "a.sock")
@@ -303,11 +307,11 @@ func TestListenPathFrom_WatchedDirectory_SeesNoDraft(t *testing.T) {
 		"another mount": func(t *testing.T) string { // as in a container
 			staging, err := os.MkdirTemp("/dev/shm", "socket")
 			if err != nil {
-				t.Skip("this machine has no second file system at /dev/shm:", err)
+				t.Fatalf("making a directory on a second file system, at /dev/shm: %v", err)
 			}
 			t.Cleanup(func() { os.RemoveAll(staging) })
 			if err := os.Rename(staging, filepath.Join(t.TempDir(), "x")); !errors.Is(err, syscall.EXDEV) {
-				t.Skipf("/dev/shm is on the file system of the temporary directories: %v", err)
+				t.Fatalf("/dev/shm and the temporary directories are on one file system (TMPDIR=/tmp): %v", err)
 			}
 			return staging
 		},

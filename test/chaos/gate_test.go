@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	bolt "go.etcd.io/bbolt"
+
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // TestMain also runs the programs of TestGate: one that goes behind the gate, and there one that commits.
@@ -37,9 +39,7 @@ func commit(path, key string) error {
 
 // A commit whose first sync fails has not happened, and one whose second sync fails is in the file all the same.
 func TestGate_FailedSyncs_OfTheDataAndOfTheMetaPage(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("NOT CHECKED: a seccomp filter takes root")
-	}
+	plugintest.NeedRoot(t)
 	dir := t.TempDir()
 	path, socket := filepath.Join(dir, "file"), filepath.Join(dir, "gate")
 	g, err := newGate(socket, path)

@@ -40,9 +40,7 @@ type Attack struct {
 // attempts, at a call of End, after 20 s, or when the test ends.
 func StartAttack(t testing.TB, test string, attempts int, env ...string) *Attack {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, as devmgrd does")
-	}
+	NeedRoot(t)
 	a := &Attack{t: t, ended: make(chan struct{})}
 	process := exec.Command(os.Args[0], "-test.run=^"+test+"$", "-test.v")
 	process.Env = append(os.Environ(), append(env, attackerStage+"=1", attackerAttempts+"="+fmt.Sprint(attempts), QuickExit)...)

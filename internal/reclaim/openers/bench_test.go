@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // BenchmarkFind scans the machine as it is.
@@ -37,7 +39,7 @@ func BenchmarkFind_ManyDescriptors(b *testing.B) {
 }
 
 func benchmark(b *testing.B) {
-	needRoot(b)
+	plugintest.NeedRoot(b)
 	b.ReportAllocs()
 	var cpu time.Duration
 	var processes, seen int

@@ -112,19 +112,9 @@ func ready(t testing.TB, role, argument string, change ...func(*exec.Cmd)) *chil
 	t.Helper()
 	c := start(t, role, argument, change...)
 	if got := c.line(t); got != "ready" {
-		if strings.Contains(got, "skip: ") {
-			t.Skip(got)
-		}
 		t.Fatalf("the child reports %q", got)
 	}
 	return c
-}
-
-func needRoot(t testing.TB) {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("only root may look at all processes")
-	}
 }
 
 func as(attr *syscall.SysProcAttr) func(*exec.Cmd) {

@@ -59,7 +59,7 @@ func want(t testing.TB, pid int, how How) {
 }
 
 func TestFind_Open(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	c := ready(t, "open", fullNode)
 	scan := find(t, full, Device{Major: 1, Minor: 3}, full)
 	i := slices.IndexFunc(scan.Openers, func(o Opener) bool { return o.Device == full && o.PID == c.Process.Pid })
@@ -91,7 +91,7 @@ func TestFind_Open(t *testing.T) {
 
 // A user's process may run any executable, and be root in a user namespace.
 func TestFind_Root_IsOfTheFirstUserNamespace(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	binary := plugintest.Executable(t)
 	inNamespace := as(&syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: []syscall.SysProcIDMap{{HostID: 0, Size: 1}}, GidMappings: []syscall.SysProcIDMap{{HostID: 0, Size: 1}}})
 	for name, test := range map[string]struct {
@@ -110,7 +110,7 @@ func TestFind_Root_IsOfTheFirstUserNamespace(t *testing.T) {
 }
 
 func TestFind_OtherDevice_IsNotFound(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	c := ready(t, "open", fullNode)
 	for _, d := range []Device{{Block: true, Major: 1, Minor: 7}, {Major: 1, Minor: 8}, {Major: 7, Minor: 1}} {
 		if how := by(t, find(t, d), d, c.Process.Pid); how != "" {
@@ -120,7 +120,7 @@ func TestFind_OtherDevice_IsNotFound(t *testing.T) {
 }
 
 func TestFind_MappedAndClosed(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	c := ready(t, "map", "/dev/zero")
 	zero := Device{Major: 1, Minor: 5}
 	if how := by(t, find(t, zero), zero, c.Process.Pid); how != Mapped {
@@ -130,10 +130,10 @@ func TestFind_MappedAndClosed(t *testing.T) {
 
 // A block device whose memory is shared.
 func TestFind_MappedBlockDevice(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	control, err := unix.Open("/dev/loop-control", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
-		t.Skip("this machine has no loop devices:", err)
+		t.Fatalf("this machine has no loop devices (modprobe loop): %v", err)
 	}
 	defer unix.Close(control)
 	backing, err := os.CreateTemp(t.TempDir(), "")
@@ -148,11 +148,11 @@ func TestFind_MappedBlockDevice(t *testing.T) {
 	for loop == nil { // another process may take the free device first
 		n, err := unix.IoctlRetInt(control, unix.LOOP_CTL_GET_FREE)
 		if err != nil {
-			t.Skip("this machine has no free loop device:", err)
+			t.Fatalf("this machine has no free loop device: %v", err)
 		}
 		f, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", n), os.O_RDWR, 0)
 		if err != nil {
-			t.Skip("this machine has no node for the loop device:", err)
+			t.Fatalf("this machine has no node for the loop device: %v", err)
 		}
 		config := unix.LoopConfig{Fd: uint32(backing.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}}
 		switch err := unix.IoctlLoopConfigure(int(f.Fd()), &config); err {
@@ -187,14 +187,14 @@ func TestFind_MappedBlockDevice(t *testing.T) {
 }
 
 func TestFind_OtherPIDNamespace(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	c := ready(t, "open", fullNode, as(&syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}))
 	want(t, c.Process.Pid, Open)
 }
 
 // A pod's process may hand a device to a daemon, and end.
 func TestFind_DescriptorPassedOn(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -215,14 +215,14 @@ func TestFind_DescriptorPassedOn(t *testing.T) {
 }
 
 func TestFind_ThreadWithOwnTable(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	c := ready(t, "thread", fullNode)
 	want(t, c.Process.Pid, Open)
 }
 
 // The first thread of the process has ended: proc shows none of its files, and none of its memory.
 func TestFind_LeaderEnded(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	c := ready(t, "zombie", fullNode)
 	want(t, c.Process.Pid, Open)
 	scan := find(t, full)
@@ -234,14 +234,14 @@ func TestFind_LeaderEnded(t *testing.T) {
 }
 
 func TestFind_OtherNameInPrivateMount(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	c := ready(t, "mknod", t.TempDir(), as(&syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}))
 	want(t, c.Process.Pid, Open)
 }
 
 // Each device that is held is reported, whatever the number of its openers and of the devices.
 func TestFind_ManyOpeners_AreCutOff(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	node, err := os.Open(fullNode)
 	if err != nil {
 		t.Fatal(err)
@@ -262,7 +262,7 @@ func TestFind_ManyOpeners_AreCutOff(t *testing.T) {
 }
 
 func TestFind_ProcessesEndMeanwhile(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -282,7 +282,7 @@ func TestFind_ProcessesEndMeanwhile(t *testing.T) {
 }
 
 func TestFind_EndOfContext(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Find(ctx, "/proc", []Device{full}); !errors.Is(err, context.Canceled) {
@@ -300,7 +300,7 @@ func TestFind_NumberOfDevices(t *testing.T) {
 
 // Without a capability, there is no result at all.
 func TestFind_Capabilities(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	binary := plugintest.Executable(t)
 	holder := ready(t, "open", fullNode)
 	output := func(c *child) string {

@@ -21,7 +21,7 @@ import (
 
 // A file system may have stopped answering, and refuse root. The scan neither waits for it nor fails because of it.
 func TestFind_FUSE(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	binary := plugintest.Executable(t)
 	for _, test := range []struct {
 		name    string
@@ -75,7 +75,7 @@ func TestFind_FUSE(t *testing.T) {
 
 // A server of FUSE has the kernel call the inode of an open file bad: its type can never be read. The process is an Unknown.
 func TestFind_FUSEInodeIsBad_IsUnknown(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	dir, err := os.MkdirTemp("", "openers")
 	if err != nil {
 		t.Fatal(err)

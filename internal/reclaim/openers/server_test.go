@@ -18,6 +18,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // listen listens on a socket of the test.
@@ -61,7 +63,7 @@ func withHolder(t *testing.T) fakeProc {
 }
 
 func TestServe(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	holder := ready(t, "open", fullNode)
 	l, path := listen(t)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -93,24 +93,14 @@ func dialler(t *testing.T, at string, attr *syscall.SysProcAttr) (pid int) {
 	return cmd.Process.Pid
 }
 
-func needRoot(t *testing.T) {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("only root may start a process as another user, or in another PID namespace")
-	}
-}
-
 // A local user is known by its user ID, whatever address of the loopback it uses.
 func TestTCPClient_LocalUser(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0", "[::]:0"} {
 		t.Run(address, func(t *testing.T) {
 			l, err := net.Listen("tcp", address)
-			if errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT) {
-				t.Skip("this machine has no IPv6:", err)
-			}
 			if err != nil {
-				t.Fatal(err)
+				t.Fatalf("listening on the loopback interface, which needs IPv4 and IPv6 (sysctl net.ipv6.conf.lo.disable_ipv6=0): %v", err)
 			}
 			defer l.Close()
 			port := l.Addr().(*net.TCPAddr).Port
@@ -252,7 +242,7 @@ func init() {
 
 // A server in a PID namespace of its own, as in a container, tells processes of the host apart, though they have no ID there.
 func TestUnixClient_OtherPIDNamespace(t *testing.T) {
-	needRoot(t)
+	plugintest.NeedRoot(t)
 	dir := t.TempDir()
 	path := filepath.Join(dir, "s")
 	self, err := os.Executable()
@@ -267,7 +257,7 @@ func TestUnixClient_OtherPIDNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := server.Start(); err != nil {
-		t.Skipf("no PID namespace can be made here: %v", err)
+		t.Fatalf("starting a process in a PID namespace: %v", err)
 	}
 	t.Cleanup(func() { _ = server.Process.Kill(); _ = server.Wait() })
 	if _, err := fmt.Fscanf(out, "listening\n"); err != nil {
