@@ -7,13 +7,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // try has the runtime create a container under an ID of its own, perhaps validate and start it, and end it.
@@ -115,22 +115,19 @@ func TestAttempts_AnotherPluginSetsTheSameVariable(t *testing.T) {
 	l := connect(t, socket, startLimit)
 	l.list(t)
 	l.set(ready())
-	end := time.Now().Add(patience)
-	for id := 0; ; id++ {
+	var reports []string
+	id := 0
+	plugintest.Eventually(t, "the failed attempts are reported", func() bool {
 		c := container()
 		c.Id = fmt.Sprint("c", id)
-		_, err := r.CreateContainer(context.Background(), &adaptation.CreateContainerRequest{Pod: sandbox(), Container: c})
+		id++
+		_, err = r.CreateContainer(context.Background(), &adaptation.CreateContainerRequest{Pod: sandbox(), Container: c})
 		l.mu.Lock()
-		reports := slices.Clone(l.notStarted)
-		l.mu.Unlock()
-		if len(reports) > 0 {
-			if err == nil || !strings.Contains(err.Error(), "both tried to set") || !strings.Contains(reports[0], "another NRI plugin") {
-				t.Errorf("%v; reported %q", err, reports)
-			}
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("no report after %d attempts: %v", id+1, err)
-		}
+		defer l.mu.Unlock()
+		reports = slices.Clone(l.notStarted)
+		return len(reports) > 0
+	})
+	if err == nil || !strings.Contains(err.Error(), "both tried to set") || !strings.Contains(reports[0], "another NRI plugin") {
+		t.Errorf("%v; reported %q", err, reports)
 	}
 }

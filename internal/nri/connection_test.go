@@ -20,6 +20,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/cdi"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // patience is how long a test waits for what must come.
@@ -216,18 +217,18 @@ func TestConnection_RuntimeHangsWhileItStarts_LeavesNoSecondPlugin(t *testing.T)
 		t.Fatal("the connection of the first attempt stays open")
 	}
 	l.list(t)
-	asked := func() int {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.claims
-	}
-	for asked() == 0 { // the runtime takes a plugin up a moment after it has synchronized it
+	asked := 0
+	plugintest.Eventually(t, "devmgrd is asked about a container", func() bool { // the runtime takes a plugin up a moment after it has synchronized it
 		if _, err := r.CreateContainer(t.Context(), &api.CreateContainerRequest{Pod: sandbox(), Container: container()}); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if n := asked(); n != 1 {
-		t.Errorf("%d plugins of ours were asked about a container, want 1", n)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		asked = l.claims
+		return asked > 0
+	})
+	if asked != 1 {
+		t.Errorf("%d plugins of ours were asked about a container, want 1", asked)
 	}
 }
 
@@ -315,7 +316,7 @@ func TestConnection_LostWhileTheListIsHandled_ListDoesNotCount(t *testing.T) {
 		t.Error("the hook is Away after the next connection")
 	}
 	close(files.goOn)
-	eventually(t, "both lists have been handled", func() bool {
+	plugintest.Eventually(t, "both lists have been handled", func() bool {
 		all, err := metrics.Gather()
 		return err == nil && len(all) == 1 && all[0].Metric[0].Histogram.GetSampleCount() == 2
 	})

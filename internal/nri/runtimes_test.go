@@ -9,11 +9,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd/nri/pkg/api"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // Runtimes as they introduce themselves.
@@ -34,14 +34,13 @@ func createOn(t *testing.T, runtime [2]string, st device.Readiness, pod *api.Pod
 	l := connect(t, socket, startLimit)
 	l.list(t)
 	l.set(st)
-	for end := time.Now().Add(patience); time.Now().Before(end); {
-		answer, err := r.CreateContainer(context.Background(), &api.CreateContainerRequest{Pod: pod, Container: ctr})
-		if err != nil || len(answer.GetAdjust().GetAnnotations()) > 0 { // the runtime includes a plugin a moment after it has synchronized it
-			return answer.GetAdjust(), err
-		}
-	}
-	t.Fatal("the runtime does not ask devmgrd")
-	return nil, nil
+	var answer *api.CreateContainerResponse
+	var err error
+	plugintest.Eventually(t, "the runtime asks devmgrd", func() bool { // it includes a plugin a moment after it has synchronized it
+		answer, err = r.CreateContainer(context.Background(), &api.CreateContainerRequest{Pod: pod, Container: ctr})
+		return err != nil || len(answer.GetAdjust().GetAnnotations()) > 0
+	})
+	return answer.GetAdjust(), err
 }
 
 // readyWith returns the devices of a container with one grant.

@@ -24,6 +24,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // A script is one runtime's side of one connection.
@@ -291,7 +292,7 @@ func TestConnection_RuntimeEndsWhileItStarts_AttemptLeavesNothing(t *testing.T) 
 					t.Error("the attempt does not end")
 				}
 				<-ended
-				eventually(t, "the attempt's goroutines and descriptors are closed", func() bool {
+				plugintest.Eventually(t, "the attempt's goroutines and descriptors are closed", func() bool {
 					return labelled(t, t.Name()) == "" && descriptors(t) <= before
 				})
 				cancel()
@@ -339,7 +340,7 @@ func TestConnection_ContextEndsWhileItStarts_AttemptLeavesNothing(t *testing.T) 
 			})
 			work.Wait()
 			<-ended
-			eventually(t, "the attempt's goroutines have ended", func() bool { return labelled(t, t.Name()) == "" })
+			plugintest.Eventually(t, "the attempt's goroutines have ended", func() bool { return labelled(t, t.Name()) == "" })
 		})
 	}
 }

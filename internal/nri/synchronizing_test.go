@@ -10,17 +10,9 @@ import (
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
-)
 
-// eventually waits until a condition holds.
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !holds(); <-time.After(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within %s: %s", patience, what)
-		}
-	}
-}
+	"github.com/devmgrd/devmgrd/test/plugintest"
+)
 
 // Four neighbouring containers that do not fit into one message keep every NRI plugin from connecting. devmgrd says so by its cause, and
 // connects when they are gone.
@@ -59,14 +51,14 @@ func TestConnection_ContainersThatCannotBeListed_AreTheCause(t *testing.T) {
 			})
 			l := connect(t, socket, startLimit)
 			check := func() string { return fmt.Sprint(l.connection.Check()) }
-			eventually(t, "the cause is said", func() bool { return strings.Contains(check(), "more than 4 MiB") })
+			plugintest.Eventually(t, "the cause is said", func() bool { return strings.Contains(check(), "more than 4 MiB") })
 			if got := check(); !strings.Contains(got, "not connected to container runtime at "+socket) || !strings.Contains(got, test.says) || !strings.Contains(got, "devmgrd check") {
 				t.Errorf("/readyz says %s; want %q", got, test.says)
 			}
 			if n := asked.Load(); n < maxUnlisted {
 				t.Errorf("it is said after %d connections", n)
 			}
-			eventually(t, "it is tried again", func() bool { return asked.Load() > maxUnlisted+1 })
+			plugintest.Eventually(t, "it is tried again", func() bool { return asked.Load() > maxUnlisted+1 })
 			l.mu.Lock()
 			reports := len(l.unlisted)
 			l.mu.Unlock()
@@ -77,7 +69,7 @@ func TestConnection_ContainersThatCannotBeListed_AreTheCause(t *testing.T) {
 			if got := l.list(t); len(got) != 16 {
 				t.Errorf("%d containers are listed, want 16", len(got))
 			}
-			eventually(t, "devmgrd is connected", func() bool { return l.connection.Check() == nil })
+			plugintest.Eventually(t, "devmgrd is connected", func() bool { return l.connection.Check() == nil })
 		})
 	}
 }
@@ -150,12 +142,12 @@ func TestConnection_RuntimeDoesNotList_IsReported(t *testing.T) {
 	})
 	started.Store(true)
 	l := connectWith(t, socket, func(n *Connection) { n.listLimit = 10 * time.Millisecond })
-	eventually(t, "the cause is said", func() bool {
+	plugintest.Eventually(t, "the cause is said", func() bool {
 		return strings.Contains(fmt.Sprint(l.connection.Check()), "has not listed its containers within 10ms")
 	})
 	close(release)
 	l.list(t)
-	eventually(t, "devmgrd is connected", func() bool { return l.connection.Check() == nil })
+	plugintest.Eventually(t, "devmgrd is connected", func() bool { return l.connection.Check() == nil })
 }
 
 // A runtime that is restarted, or that takes an answer for late, is not taken for one that cannot list its containers.

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // A fakeProc is a directory with the files that a scan reads. Process 1 is there from the beginning, and process 7 is the scan's own.
@@ -119,13 +121,7 @@ func TestFind_ProcessBlocks_IsUnknown(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Close()
-	for f.isBlocked(2) { // until the thread has noticed
-		select {
-		case <-t.Context().Done():
-			t.Fatal("the process is still blocked")
-		case <-time.After(time.Millisecond):
-		}
-	}
+	plugintest.Eventually(t, "the thread has noticed", func() bool { return !f.isBlocked(2) })
 }
 
 // discard takes no notice of errors.
