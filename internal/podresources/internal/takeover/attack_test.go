@@ -52,7 +52,7 @@ func TestAttack_Link_IsNotFollowed(t *testing.T) {
 		select {
 		case <-attack.Done():
 			over = true
-		case <-time.After(100 * time.Microsecond):
+		case <-time.After(100 * time.Microsecond): // the attacker needs a core, too
 		}
 	}
 	t.Logf("%d looks", looks)
@@ -103,6 +103,6 @@ func TestAttack(t *testing.T) {
 			attacker.Attempted()
 		}
 		l.Close()
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) // devmgrd needs a core, too
 	}
 }

@@ -160,12 +160,6 @@ func (s *stage) eventually(what string, condition func() bool) {
 	plugintest.Eventually(s, what, condition)
 }
 
-// soon waits for what a client waits for: on an idle machine well under a second.
-func (s *stage) soon(what string, condition func() bool) {
-	s.Helper()
-	plugintest.Within(s, 10*time.Second, what, condition)
-}
-
 // startKubelet does what a kubelet does when it starts, step by step.
 func (s *stage) startKubelet() *server {
 	s.Helper()
@@ -355,7 +349,7 @@ func TestKubeletRestarts(t *testing.T) {
 			s.bare = bare
 			s.startKubelet()
 			stop := s.start()
-			s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+			s.eventually("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
 			old, err := net.Dial("unix", s.path)
 			s.must(err)
 			defer old.Close()
@@ -384,7 +378,7 @@ func TestKubeletRestarts(t *testing.T) {
 				s.stopKubelet()
 				k := s.startKubelet()
 				began := time.Now()
-				s.soon("devmgrd answers again", func() bool { return s.answers(s.path, "devmgrd") })
+				s.eventually("devmgrd answers again", func() bool { return s.answers(s.path, "devmgrd") })
 				longest = max(longest, time.Since(began))
 				if who, err := s.ask(s.aside); who != k.name {
 					t.Errorf("aside is %q, want %q (%v)", who, k.name, err)
@@ -420,14 +414,14 @@ func TestCleanStop(t *testing.T) {
 			s := newStage(t)
 			s.bare = bare
 			stop := s.start()
-			s.soon("devmgrd answers without a kubelet", func() bool { return s.answers(s.path, "devmgrd") })
+			s.eventually("devmgrd answers without a kubelet", func() bool { return s.answers(s.path, "devmgrd") })
 			stop()
 			s.has()
 
 			s.startKubelet()
 			for range 2 {
 				stop = s.start()
-				s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+				s.eventually("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
 				s.has(".devmgrd.sock", "kubelet-own.sock", "kubelet.sock")
 				stop()
 				s.has("kubelet.sock")
@@ -437,7 +431,7 @@ func TestCleanStop(t *testing.T) {
 			}
 			// It ends while its path is ours.
 			stop = s.start()
-			s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+			s.eventually("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
 			s.stopKubelet()
 			stop()
 			s.has()
@@ -582,7 +576,7 @@ func TestKilled(t *testing.T) {
 			}
 			test.between(s)
 			stop := s.start()
-			s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+			s.eventually("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
 			if k := s.kubelet.Load(); test.kubelet != (k != nil) || k != nil && !s.answers(s.aside, k.name) {
 				t.Errorf("aside is not the kubelet")
 			}
@@ -606,7 +600,7 @@ func TestBothStart(t *testing.T) {
 		both.Go(func() { s.startKubelet() })
 		stop := s.start()
 		both.Wait()
-		s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") && s.answers(s.aside, "kubelet 1") })
+		s.eventually("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") && s.answers(s.aside, "kubelet 1") })
 		both.Go(func() { s.stopKubelet(); s.startKubelet() })
 		stop()
 		both.Wait()
@@ -621,10 +615,10 @@ func TestLiveKubeletStaysAside(t *testing.T) {
 	s := newStage(t)
 	first := s.startKubelet()
 	stop := s.start()
-	s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+	s.eventually("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
 	s.dead(s.path + ".1")
 	s.must(os.Rename(s.path+".1", s.path))
-	s.soon("devmgrd answers again", func() bool { return s.answers(s.path, "devmgrd") })
+	s.eventually("devmgrd answers again", func() bool { return s.answers(s.path, "devmgrd") })
 	if !s.answers(s.aside, first.name) {
 		t.Error("the running kubelet's socket is no longer aside")
 	}
@@ -643,7 +637,7 @@ func TestPathIsPutBack(t *testing.T) {
 			s.start()
 			back := func(what string) {
 				t.Helper()
-				s.soon(what, func() bool { return s.answers(s.path, "devmgrd") })
+				s.eventually(what, func() bool { return s.answers(s.path, "devmgrd") })
 			}
 			back("devmgrd answers")
 			if info, err := os.Stat(filepath.Dir(s.path)); err != nil || info.Mode().Perm() != dirMode {
@@ -666,7 +660,7 @@ func TestPathIsPutBack(t *testing.T) {
 			s.must(os.Rename(filepath.Dir(s.path), filepath.Dir(s.path)+".old"))
 			back("the directory that was moved is back")
 			k := s.startKubelet()
-			s.soon("the kubelet is aside", func() bool { return s.answers(s.aside, k.name) && s.answers(s.path, "devmgrd") })
+			s.eventually("the kubelet is aside", func() bool { return s.answers(s.aside, k.name) && s.answers(s.path, "devmgrd") })
 			if n := strings.Count(s.log.String(), "cannot watch kubelet's PodResources directory"); blind && n != 1 || !blind && n != 0 {
 				t.Errorf("the missing watch is logged %d times", n)
 			}
@@ -679,15 +673,15 @@ func TestSocketTimesAreSet(t *testing.T) {
 	s := newStage(t)
 	s.startKubelet()
 	stop := s.start()
-	s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+	s.eventually("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
 	long := time.Now().Add(-24 * time.Hour)
 	s.must(os.Chtimes(s.path, long, long))
 	s.startKubelet() // it replaces the socket
 	kubelet := s.kubelet.Load()
-	s.soon("devmgrd answers again", func() bool { return s.answers(s.path, "devmgrd") })
-	s.soon("the kubelet is aside", func() bool { return s.answers(s.aside, kubelet.name) })
+	s.eventually("devmgrd answers again", func() bool { return s.answers(s.path, "devmgrd") })
+	s.eventually("the kubelet is aside", func() bool { return s.answers(s.aside, kubelet.name) })
 	stop()
-	s.soon("the kubelet answers", func() bool { return s.answers(s.path, kubelet.name) })
+	s.eventually("the kubelet answers", func() bool { return s.answers(s.path, kubelet.name) })
 }
 
 // Files that are no sockets stop nothing, wherever another process leaves them. devmgrd logs them.
@@ -729,8 +723,8 @@ func TestTakeover_ForeignFiles_AreReplaced(t *testing.T) {
 						}
 						stop := s.start()
 						kubelet := s.kubelet.Load()
-						s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
-						s.soon("the kubelet is aside", func() bool { return kubelet == nil || s.answers(s.aside, kubelet.name) })
+						s.eventually("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+						s.eventually("the kubelet is aside", func() bool { return kubelet == nil || s.answers(s.aside, kubelet.name) })
 						if !strings.Contains(s.log.String(), "replacing file") || !strings.Contains(s.log.String(), kind) {
 							t.Error("what was at the names is not told")
 						}
@@ -745,7 +739,7 @@ func TestTakeover_ForeignFiles_AreReplaced(t *testing.T) {
 								return false
 							})
 							// Until then the kubelet's own socket may be at the path for a moment, and would be lost.
-							s.soon("both names are of devmgrd's socket", func() bool {
+							s.eventually("both names are of devmgrd's socket", func() bool {
 								ours, err := os.Lstat(hiddenName(s))
 								at, missing := os.Lstat(s.path)
 								return err == nil && missing == nil && os.SameFile(ours, at) && s.answers(s.path, "devmgrd")
@@ -754,7 +748,7 @@ func TestTakeover_ForeignFiles_AreReplaced(t *testing.T) {
 						s.must(os.Remove(s.path))
 						stop()
 						if kubelet != nil {
-							s.soon("the kubelet has its path back", func() bool { return s.answers(s.path, kubelet.name) })
+							s.eventually("the kubelet has its path back", func() bool { return s.answers(s.path, kubelet.name) })
 						}
 						if text, err := os.ReadFile(precious); string(text) != "precious" {
 							t.Errorf("a link was followed: %v", err)
@@ -770,7 +764,7 @@ func TestTakeover_ForeignFiles_AreReplaced(t *testing.T) {
 func TestSecondTakeover(t *testing.T) {
 	s := newStage(t)
 	s.start()
-	s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+	s.eventually("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
 	second := s.make()
 	if _, err := second.Listen(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(pid %d) listens on %s already; stop it or set podResources.takeover to false", os.Getpid(), second.hidden)) {
 		t.Errorf("a second one listens: %v", err)
@@ -793,7 +787,7 @@ func TestMode(t *testing.T) {
 	s := newStage(t)
 	mode := func(want fs.FileMode) {
 		t.Helper()
-		s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+		s.eventually("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
 		if info, err := os.Stat(s.path); err != nil || info.Mode().Perm() != want {
 			t.Errorf("the mode is %v, want %v (%v)", info.Mode().Perm(), want, err)
 		}
@@ -801,13 +795,13 @@ func TestMode(t *testing.T) {
 	s.start()
 	mode(socketMode)
 	s.startKubelet()
-	s.soon("the kubelet is aside", func() bool { return s.answers(s.aside, "kubelet 1") })
+	s.eventually("the kubelet is aside", func() bool { return s.answers(s.aside, "kubelet 1") })
 	mode(0o700)
 	// One that any process may dial is no example.
 	s.stopKubelet()
 	syscall.Umask(0)
 	s.startKubelet()
-	s.soon("the kubelet is aside", func() bool { return s.answers(s.aside, "kubelet 2") })
+	s.eventually("the kubelet is aside", func() bool { return s.answers(s.aside, "kubelet 2") })
 	mode(0o770)
 }
 
