@@ -10,7 +10,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -71,6 +70,7 @@ type written struct {
 	untold bool
 	latest map[device.ClaimUID]cdi.Claim // of each claim the last one, since missing files are written as well
 	fails  error
+	failed bool
 
 	unreadable error // by the runtime
 	asked      int   // Readable
@@ -96,6 +96,7 @@ func (w *written) Prepare(_ context.Context, c cdi.Claim) (all [][]string, err e
 		w.claims[c.UID], w.latest[c.UID] = c.Users, c
 		w.untold = w.untold || c.Untold
 	}
+	w.failed = w.failed || w.fails != nil
 	return all, w.fails
 }
 
@@ -140,7 +141,18 @@ func newServer(t testing.TB, hold time.Duration) *kubelet {
 		RegistryDir: filepath.Join(dir, "plugins_registry"), PluginsDir: filepath.Join(dir, "plugins"), Claims: claims, Allocator: devices, Files: files, Hold: hold,
 		Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})
-	return &kubelet{t: t, world: w, claims: claims, devices: devices, files: files, server: s}
+	return &kubelet{t: t, world: w, claims: claims, devices: devices, files: files, server: s, driver: direct{s}}
+}
+
+// direct is the client of a Server without a connection.
+type direct struct{ server *Server }
+
+func (d direct) NodePrepareResources(ctx context.Context, r *drav1.NodePrepareResourcesRequest, _ ...grpc.CallOption) (*drav1.NodePrepareResourcesResponse, error) {
+	return d.server.NodePrepareResources(ctx, r)
+}
+
+func (d direct) NodeUnprepareResources(ctx context.Context, r *drav1.NodeUnprepareResourcesRequest, _ ...grpc.CallOption) (*drav1.NodeUnprepareResourcesResponse, error) {
+	return d.server.NodeUnprepareResources(ctx, r)
 }
 
 // newKubelet starts a server, and connects to it as the kubelet does: by the socket in plugins_registry.
@@ -304,22 +316,24 @@ func TestServer_ManyChanges_WaitingCostsLittle(t *testing.T) {
 
 func TestServer_DevicesComeLater_AnswerIsHeldForThem(t *testing.T) {
 	t.Parallel()
-	k := newKubelet(t, 5*time.Minute)
-	k.world.list(gpu, "1")
-	k.world.allocate("c", "a=a.example/gpu:1")
-	k.world.reserve("c", "p")
-	answered := make(chan string, 1)
-	go func() { answered <- k.prepare("c") }() // before the pod is known
-	k.claims.Bind(demand("p", "main c"))
-	select {
-	case got := <-answered:
-		t.Fatalf("answered at once: %s", got)
-	case <-time.After(50 * time.Millisecond): // long enough for a wrong answer; none is missed if not
-	}
-	k.devices.serve(device.Container{Pod: "p", Name: "main"})
-	if got := <-answered; got != "a=n1/a.example/gpu/0:1" {
-		t.Error(got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		k := newServer(t, 5*time.Minute)
+		k.world.list(gpu, "1")
+		k.world.allocate("c", "a=a.example/gpu:1")
+		k.world.reserve("c", "p")
+		answered := make(chan string, 1)
+		go func() { answered <- k.prepare("c") }()
+		synctest.Wait() // the pod is not known yet
+		k.claims.Bind(demand("p", "main c"))
+		synctest.Wait()
+		if len(answered) > 0 {
+			t.Fatalf("answered at once: %s", <-answered)
+		}
+		k.devices.serve(device.Container{Pod: "p", Name: "main"})
+		if got := <-answered; got != "a=n1/a.example/gpu/0:1" {
+			t.Error(got)
+		}
+	})
 }
 
 // The kubelet had a claim prepared before devmgrd started, and its files are missing: they are written, also if that fails at first.
@@ -334,10 +348,13 @@ func TestServer_FilesAreMissing_AreWritten(t *testing.T) {
 	k.world.reserve("c", "p")
 	k.claims.Bind(demand("p", "main c"))
 	k.devices.serve(device.Container{Pod: "p", Name: "main"})
-	time.AfterFunc(300*time.Millisecond, func() {
+	plugintest.Eventually(t, "the write has failed", func() bool {
 		k.files.mu.Lock()
 		defer k.files.mu.Unlock()
-		k.files.fails = nil
+		if k.files.failed {
+			k.files.fails = nil
+		}
+		return k.files.failed
 	})
 	plugintest.Eventually(t, "they are written", func() bool {
 		k.files.mu.Lock()
@@ -423,9 +440,7 @@ func TestServer_DirectoryCannotBeMade_IsTriedAgain(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
 	defer func() { stop(); <-ended }()
-	for s.Check() == nil {
-		runtime.Gosched()
-	}
+	plugintest.Eventually(t, "the directory cannot be made", func() bool { return s.Check() != nil })
 	if err := s.Check(); !strings.Contains(err.Error(), "not a directory") {
 		t.Errorf("while it cannot be made: %v", err)
 	}
