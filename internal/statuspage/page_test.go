@@ -585,10 +585,14 @@ func TestOneForAll(t *testing.T) {
 // neither for the request that makes the page nor for the one that waits for it.
 func TestSlowMaking(t *testing.T) {
 	t.Parallel()
-	const limit = 100 * time.Millisecond
 	d := newDesk()
 	d.wait = make(chan struct{})
-	address, _ := serve(t, d, func(s *http.Server) { s.WriteTimeout = limit })
+	var asked atomic.Int32
+	address, _ := serve(t, d, func(s *http.Server) {
+		s.WriteTimeout = time.Nanosecond // it has passed when the page is made
+		page := s.Handler
+		s.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { asked.Add(1); page.ServeHTTP(w, r) })
+	})
 	var both sync.WaitGroup
 	for range 2 {
 		both.Go(func() {
@@ -603,8 +607,7 @@ func TestSlowMaking(t *testing.T) {
 			}
 		})
 	}
-	plugintest.Eventually(t, "the page is being made", func() bool { return d.asked.Load() > 0 })
-	<-time.After(5 * limit)
+	plugintest.Eventually(t, "the page is being made, and asked for twice", func() bool { return d.asked.Load() > 0 && asked.Load() == 2 })
 	close(d.wait)
 	both.Wait()
 }
