@@ -61,7 +61,7 @@ func TestAttackMirror_LinkOrFIFO_IsNotOpened(t *testing.T) {
 		select {
 		case <-attack.Done():
 			over = true
-		case <-time.After(10 * time.Millisecond):
+		case <-time.After(10 * time.Millisecond): // the attacker needs a core, too
 		}
 	}
 	close(stop)

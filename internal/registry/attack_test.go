@@ -95,7 +95,7 @@ func TestAttackDraft(t *testing.T) {
 				attacker.Attempted()
 			}
 		}
-		time.Sleep(2 * time.Millisecond) // the daemon needs a core, too
+		time.Sleep(2 * time.Millisecond) // devmgrd needs a core, too
 		os.Remove(draft)
 	}
 }
@@ -128,7 +128,7 @@ func TestAttackNames_AnyFile_DoesNotKeepFromStarting(t *testing.T) {
 			select {
 			case <-attack.Done():
 				over = true
-			case <-time.After(time.Millisecond):
+			case <-time.After(time.Millisecond): // the attacker needs a core, too
 			}
 		}
 		f.stop()
@@ -176,7 +176,7 @@ func TestAttackNames(t *testing.T) {
 		}
 		if n%50 == 0 { // mostly there is a full directory
 			os.RemoveAll(socket)
-			time.Sleep(time.Millisecond)
+			time.Sleep(time.Millisecond) // devmgrd needs a core, too
 		}
 	}
 }

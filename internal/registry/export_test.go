@@ -21,6 +21,12 @@ func (r *Registry) SetCourtesy(d time.Duration) { r.courtesy = d }
 // SetLastPause shortens the pause that those of a link grow to. It is called before Run.
 func (r *Registry) SetLastPause(d time.Duration) { r.lastPause = d }
 
+// SetHoldTime sets the time in which the watcher finds a remembered plugin. It is called before Run.
+func (r *Registry) SetHoldTime(d time.Duration) { r.holdTime = d }
+
+// SetInfoTimeout sets the time that a plugin has to answer the watcher. It is called before Run.
+func (r *Registry) SetInfoTimeout(d time.Duration) { r.infoTimeout = d }
+
 // SetRefusePause sets the pause before a plugin is dialled that has refused to list its devices.
 func (r *Registry) SetRefusePause(d time.Duration) { r.refusePause = d }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"regexp"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync"
@@ -169,6 +171,16 @@ func (f *harness) servesNumber(n int) func() bool {
 func (f *harness) eventually(what string, condition func() bool) {
 	f.t.Helper()
 	plugintest.Eventually(f.t, what, condition)
+}
+
+// stacks reports whether a goroutine's stack matches. A test that asks is not parallel: the goroutine is its own.
+func stacks(t *testing.T, pattern string) bool {
+	t.Helper()
+	var all strings.Builder
+	if err := pprof.Lookup("goroutine").WriteTo(&all, 2); err != nil {
+		t.Fatal(err)
+	}
+	return regexp.MustCompile(pattern).MatchString(all.String())
 }
 
 // metric returns the value of a counter or gauge, or a histogram's count; -1 if there is no such series.

@@ -131,7 +131,6 @@ func TestDirectoryIsWiped(t *testing.T) {
 
 // Register fails neither while devmgrd starts, nor because the store is slow, nor because a call hangs.
 func TestRegister_DaemonBusy_Waits(t *testing.T) {
-	t.Parallel()
 	f := prepare(t)
 	f.memory.hold = make(chan struct{})
 	defer close(f.memory.hold)
@@ -144,10 +143,9 @@ func TestRegister_DaemonBusy_Waits(t *testing.T) {
 	registered := make(chan error, 1)
 	go func() { registered <- p.Register() }()
 	// It is queued: it neither fails nor is answered before we run.
-	select {
-	case err := <-registered:
-		t.Fatalf("Register returned before devmgrd served: %v", err)
-	case <-time.After(50 * time.Millisecond):
+	f.eventually("Register waits for the server, or returns", func() bool { return stacks(t, `\.readServerPreface\(`) || len(registered) > 0 })
+	if len(registered) > 0 {
+		t.Fatalf("Register returned before devmgrd served: %v", <-registered)
 	}
 	f.serve()
 	if err := <-registered; err != nil {
@@ -164,16 +162,17 @@ func TestRegister_DaemonBusy_Waits(t *testing.T) {
 	<-hung
 }
 
-// Some register twice, 10 ms apart, without a reason.
+// Some register twice, some milliseconds apart, without a reason.
 func TestRegisterTwiceInARow(t *testing.T) {
 	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(2)...)
 	p.Serve()
-	for range 5 {
-		both := make(chan error, 2)
+	for round := range 6 {
+		stage := []plugintest.Method{plugintest.GetOptions, plugintest.ListAndWatch}[round%2] // of the first when the second comes
+		both, before := make(chan error, 2), p.Calls(stage)
 		go func() { both <- p.Register() }()
-		<-time.After(10 * time.Millisecond)
+		f.eventually("the plugin is called", func() bool { return p.Calls(stage) > before })
 		go func() { both <- p.Register() }()
 		for range 2 {
 			if err := <-both; err != nil {

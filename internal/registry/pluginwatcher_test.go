@@ -607,7 +607,9 @@ func TestWatcherRestarts(t *testing.T) {
 			}
 			slow := make(chan struct{})
 			p.Before(plugintest.GetInfo, plugintest.HoldUntil(slow))
-			second := start(t, at(first.dir), watches(first.watched), known(record))
+			second := prepare(t, at(first.dir), watches(first.watched), known(record))
+			second.SetHoldTime(time.Hour)
+			second.run()
 			second.eventually("it is called", func() bool { return p.Calls(plugintest.GetInfo) == 2 })
 			if n := p.Calls(plugintest.ListAndWatch); n != 1 {
 				t.Errorf("it was dialled: %d streams", n)
@@ -624,8 +626,10 @@ func TestWatcherRestarts(t *testing.T) {
 			if err := os.Remove(filepath.Join(first.watched, "reg.sock")); err != nil {
 				t.Fatal(err)
 			}
-			third := start(t, at(first.dir), watches(first.watched), known(record))
-			plugintest.Within(t, 4*time.Second, "it is dialled", third.servesNumber(2))
+			third := prepare(t, at(first.dir), watches(first.watched), known(record))
+			third.SetHoldTime(time.Hour)
+			third.run()
+			third.eventually("it is dialled", third.servesNumber(2))
 			if n := p.Calls(plugintest.GetInfo); n != 2 {
 				t.Errorf("it was asked %d times who it is", n)
 			}
@@ -666,9 +670,12 @@ func TestWatcher_RestartWithHungPlugin_OthersServe(t *testing.T) {
 	hung.Serve()
 	p := plugintest.New(t, dir, gpu, plugintest.Devices(2)...)
 	p.Serve()
-	f := start(t, at(dir), watches(registryDir), known(device.PluginRecord{Resource: gpu, Endpoint: p.Socket(), Reported: true}))
+	f := prepare(t, at(dir), watches(registryDir), known(device.PluginRecord{Resource: gpu, Endpoint: p.Socket(), Reported: true}))
+	f.SetInfoTimeout(time.Hour)
+	f.SetHoldTime(100 * time.Millisecond)
+	f.run()
 	f.eventually("the other is called", func() bool { return hung.Calls(plugintest.GetInfo) == 1 })
-	plugintest.Within(t, 15*time.Second, "it is dialled", f.servesNumber(2))
+	f.eventually("it is dialled", f.servesNumber(2))
 }
 
 // At the start the newest socket wins, even if an older one answers first.

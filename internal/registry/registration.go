@@ -169,7 +169,7 @@ func (l *registration) hold(ctx context.Context) {
 	if d := l.registry.directoryOf(l.location); d != nil && d.location.registry != "" && filepath.IsAbs(l.endpoint) {
 		called = d.called
 	}
-	late := time.After(holdTime)
+	late := time.After(l.registry.holdTime)
 	for _, ready := range []<-chan struct{}{called, l.after} {
 		if ready == nil {
 			continue

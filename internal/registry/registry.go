@@ -112,6 +112,8 @@ type pauses struct {
 	registerTimeout time.Duration // for a plugin's first answer
 	firstPause      time.Duration // of a registration that dials back
 	lastPause       time.Duration // the longest; it doubles up to this
+	holdTime        time.Duration // for the watcher to find a remembered plugin
+	infoTimeout     time.Duration // of the watcher's question
 	courtesy        time.Duration // for a plugin to register after it has created its socket
 	refusePause     time.Duration // before dialling a plugin that has refused to list its devices
 	growPause       time.Duration // between two tries to make room for a plugin's new devices
@@ -133,7 +135,7 @@ func New(cfg Config) *Registry {
 		cfg:        cfg,
 		log:        cfg.Log,
 		metrics:    newMetrics(cfg.Metrics),
-		pauses:     pauses{registerTimeout, firstPause, lastPause, courtesy, refusePause, growPause, firstCallPause, sweepPause, steadyTime, intakeTime},
+		pauses:     pauses{registerTimeout, firstPause, lastPause, holdTime, infoTimeout, courtesy, refusePause, growPause, firstCallPause, sweepPause, steadyTime, intakeTime},
 		changed:    make(chan struct{}, 1),
 		failed:     make(chan error, 1),
 		intakes:    newTurns(intakeTurns, 1),

@@ -130,7 +130,7 @@ func (c *watchedSocket) take(ctx context.Context, plugin watcherapi.Registration
 	if id == 0 {
 		id = r.nextNumber()
 	}
-	asking, cancel := context.WithTimeout(ctx, infoTimeout)
+	asking, cancel := context.WithTimeout(ctx, c.registry.infoTimeout)
 	defer cancel()
 	info, err := plugin.GetInfo(asking, &watcherapi.InfoRequest{})
 	if err != nil {
