@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -79,7 +80,7 @@ func TestRegisterIgnoresOptionsInRequest(t *testing.T) {
 func TestRegister_PluginDoesNotAnswer_IsRefused(t *testing.T) {
 	t.Parallel()
 	f := prepare(t)
-	f.SetRegisterTimeout(100 * time.Millisecond)
+	f.SetRegisterTimeout(time.Second) // also for the plugins' connections
 	f.run()
 	listen := func(name string) *net.UnixListener {
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(f.dir, name), Net: "unix"})
@@ -92,17 +93,21 @@ func TestRegister_PluginDoesNotAnswer_IsRefused(t *testing.T) {
 	left := listen("left.sock")
 	left.SetUnlinkOnClose(false)
 	left.Close()
+	var all sync.WaitGroup
 	for endpoint, says := range map[string]string{
 		"none.sock": `there is no socket "none.sock" in the plugin directory; the plugin must listen there before it registers`,
 		"left.sock": "connection refused",
 		"mute.sock": "does not answer",
 	} {
-		p := plugintest.New(t, f.dir, gpu)
-		p.Endpoint = endpoint
-		if err := p.Register(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v, want %q", endpoint, err, says)
-		}
+		all.Go(func() {
+			p := plugintest.New(t, f.dir, gpu)
+			p.Endpoint = endpoint
+			if err := p.Register(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), says) {
+				t.Errorf("%s: %v, want %q", endpoint, err, says)
+			}
+		})
 	}
+	all.Wait()
 	hung := plugintest.New(t, f.dir, gpu)
 	hung.Before(plugintest.GetOptions, plugintest.Hang)
 	hung.Serve()
