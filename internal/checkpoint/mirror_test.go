@@ -143,7 +143,7 @@ func mirror(t *testing.T, v checkpoint.View, prepare ...func(m *mirrored)) *mirr
 		select {
 		case err := <-ended:
 			m.must(err)
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			t.Error("Run does not return")
 		}
 		if watched { // whatever came before this has been told when this has

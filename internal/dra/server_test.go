@@ -70,7 +70,7 @@ type written struct {
 	untold bool
 	latest map[device.ClaimUID]cdi.Claim // of each claim the last one, since missing files are written as well
 	fails  error
-	failed bool
+	failed bool // a write has
 
 	unreadable error // by the runtime
 	asked      int   // Readable

@@ -211,7 +211,7 @@ func publish(t *testing.T, api *kubetest.Server, v *view) (*nodestatus.Publisher
 			if err != nil {
 				t.Errorf("Run: %v", err)
 			}
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			t.Error("Run does not end with its context")
 		}
 		if after := shows(api); !maps.Equal(before, after) {

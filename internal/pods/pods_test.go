@@ -34,7 +34,7 @@ func follow(t *testing.T, api *kubetest.Server) (*Pods, *diary) {
 			if err != nil {
 				t.Errorf("Run: %v", err)
 			}
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			t.Error("Run does not end with its context")
 		}
 	})

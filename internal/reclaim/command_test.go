@@ -46,7 +46,7 @@ func TestCommand_NamesLongerThanAVariable_SeveralRuns(t *testing.T) {
 			return executed(argv, env), nil
 		}}
 	})
-	limit := time.After(20 * time.Second)
+	limit := time.After(time.Minute)
 	for r := g.Release(d); r != nil; r = g.Release(d) {
 		if r.Failed != "" {
 			t.Fatal(r.Failed)

@@ -113,15 +113,14 @@ func TestWatcher_ManyFilesThatChange_CostAFewPercent(t *testing.T) {
 			}
 		}))
 	}
-	const most = 4 // of which the first one begins the time
 	scans, n := opened(t, filepath.Join(f.watched, "d0")), 0
 	var began time.Time
-	f.eventually("scans", func() bool {
+	f.eventually("four scans", func() bool {
 		if n == 0 {
-			began = time.Now()
+			began = time.Now() // of the first one
 		}
 		n += scans()
-		return n >= most
+		return n >= 4
 	})
 	passed := time.Since(began)
 	t.Logf("%d scans of %v in %v", n, scan, passed)
