@@ -99,8 +99,11 @@ func TestTCPClient_LocalUser(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0", "[::]:0"} {
 		t.Run(address, func(t *testing.T) {
 			l, err := net.Listen("tcp", address)
+			if errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT) {
+				t.Skip("this machine has no IPv6:", err)
+			}
 			if err != nil {
-				t.Fatalf("listening on the loopback interface, which needs IPv4 and IPv6 (sysctl net.ipv6.conf.lo.disable_ipv6=0): %v", err)
+				t.Fatal(err)
 			}
 			defer l.Close()
 			port := l.Addr().(*net.TCPAddr).Port
