@@ -103,7 +103,7 @@ test-stages:
 test-build: export GOGC := $(or $(GOGC),400)
 test-build:
 	@$(gobuild) -title "the tests of the main job" -test -flags "-race -tags=e2e" -o bin/mainjob.test ./test/mainjob
-	@cd test/mainjob && ../../bin/mainjob.test -test.run '^$$' >/dev/null # it builds what the tests run
+	@cd test/mainjob && ../../bin/mainjob.test -test.list '^$$' # it builds what the tests run
 	@$(gobuild) -title "what the unit tests import" -dependencies -flags -race $(UNIT)
 mainjob: # most of its time it waits, so it runs next to the unit tests
 	@$(timed) "main job, on containerd" $(call testlog,main job,mainjob,test/mainjob,15m)
@@ -124,18 +124,18 @@ endif
 e2e-build: export GOGC := $(or $(GOGC),400)
 e2e-build:
 	@$(gobuild) -title "the end-to-end tests" -test -flags "-race -tags=e2e" -o bin/e2e.test ./test/e2e
-	@cd test/e2e && ../../bin/e2e.test -test.run '^$$' >/dev/null # it builds what the tests run
+	@cd test/e2e && ../../bin/e2e.test -test.list '^$$' # it builds what the tests run
 ifndef TESTS
 	@$(gobuild) -title "the tests of the chart" -test -flags "-race -tags=e2e" -o bin/chart.test ./test/chart
-	@cd test/chart && ../../bin/chart.test -test.run '^$$' >/dev/null # Helm and the container image
+	@cd test/chart && ../../bin/chart.test -test.list '^$$' # Helm and the container image
 	@$(gobuild) -title "the demo" -o bin/demo ./test/demo
 	@$(gobuild) -title "the page's tests" -C test/browser -test -flags -race -o ../../bin/page.test .
-	@cd test/browser && ../../bin/page.test -test.run '^$$' >/dev/null # it installs Chromium
+	@cd test/browser && ../../bin/page.test -test.list '^$$' # devmgrd, and Chromium is installed
 endif
 
 # Parts of e2e that run side by side, each on a cluster of its own: more lanes than there are processors, since much of their time they wait.
 # The parts that are not lanes run one after the other next to these. The time limits end what hangs, also on a machine that is a fifth as fast.
-LANES ?= 5
+LANES ?= 6
 numbered = $(addprefix e2e-,$(shell seq $(LANES)))
 lanes = $(numbered) e2e-chart e2e-demo e2e-page
 .PHONY: $(lanes)
@@ -151,7 +151,7 @@ e2e-demo:
 cluster: ## Test the cluster that the end-to-end tests run on, and its command (root).
 	@$(gobuild) -title "the tests of the test cluster" -test -flags "-race -tags=e2e" -o bin/cluster.test ./test/cluster
 	@$(gobuild) -title "the tests of its command" -test -flags "-race -tags=e2e" -o bin/cluster-command.test ./test/cluster/cmd/cluster
-	@cd test/cluster && ../../bin/cluster.test -test.run '^$$' >/dev/null # it builds what the tests run
+	@cd test/cluster && ../../bin/cluster.test -test.list '^$$' # it builds what the tests run
 	@$(call testlog,test cluster,cluster,test/cluster,40m); status=$$?; \
 	$(call testlog,its command,cluster-command,test/cluster/cmd/cluster,40m) && exit $$status
 
