@@ -315,7 +315,7 @@ func (c *Cluster) Renew(ctx context.Context, o Options) error {
 		return errors.New("the control plane has other feature gates or APIs")
 	}
 	began := time.Now()
-	if err := errors.Join(stopAll(c.Kubelet), stopAll(c.Runtime), c.endContainers(ctx), c.cleanNode(), realBoot()); err != nil {
+	if err := errors.Join(stopAll(c.Kubelet), stopAll(c.Runtime), c.endContainers(ctx), c.cleanNode(), c.RealBoot()); err != nil {
 		return fmt.Errorf("end the node: %w", err)
 	}
 	background := metav1.DeletePropagationBackground

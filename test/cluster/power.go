@@ -41,7 +41,7 @@ func (c *Cluster) nextBoot() error {
 	if err := os.WriteFile(file, []byte(string(uuid.NewUUID())+"\n"), 0o644); err != nil {
 		return err
 	}
-	if err := realBoot(); err != nil {
+	if err := c.RealBoot(); err != nil {
 		return err
 	}
 	if err := unix.Mount(file, bootID, "", unix.MS_BIND, ""); err != nil {
@@ -50,9 +50,9 @@ func (c *Cluster) nextBoot() error {
 	return nil
 }
 
-// realBoot has the kernel's ID of the boot be its own again. While a mount hides a part of /proc, the kernel mounts no /proc in a user namespace, so that no
-// pod with one starts.
-func realBoot() error {
+// RealBoot has the kernel's ID of the boot be its own again, after a PowerOff. While a mount hides a part of /proc, the kernel mounts no
+// /proc in a user namespace, so that no pod with one starts.
+func (c *Cluster) RealBoot() error {
 	if err := unix.Unmount(bootID, 0); err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("unmount %s: %w", bootID, err)
 	}

@@ -37,7 +37,7 @@ func (n *Node) Vacate(ctx context.Context) error {
 		return fmt.Errorf("remove what tests have made: %w", err)
 	}
 	kept := filepath.Join(kubeletDir, "devmgrd.txt") // devmgrd puts it there for the kubelet's next start
-	if err := errors.Join(empty(StateDir), empty(runDir), removeDriver(), os.RemoveAll(n.Devmgrd.LogPath()), os.RemoveAll(kept)); err != nil {
+	if err := errors.Join(empty(StateDir), empty(runDir), removeDriver(), os.RemoveAll(n.Devmgrd.LogPath()), os.RemoveAll(kept), n.RealBoot()); err != nil {
 		return err
 	}
 	if err := n.removeCapacity(ctx); err != nil {
