@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -31,20 +32,22 @@ func Freeze(pid int) (thaw func() error, err error) {
 	_, path, _ := strings.Cut(string(cgroups), ":freezer:")
 	path, _, _ = strings.Cut(path, "\n")
 	former := filepath.Join(mount, path)
-	frozen := filepath.Join(former, fmt.Sprintf("frozen-%d", pid))
-	if err := os.Mkdir(frozen, 0o700); err != nil {
+	frozen, err := os.MkdirTemp(former, "frozen-")
+	if err != nil {
 		return nil, errors.Join(err, unmount())
 	}
 	moveTo := func(cgroup string) error {
 		return os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
 	}
-	// A process that leaves a frozen cgroup runs.
+	// A process that leaves a frozen cgroup runs, and may end. Then the runtime removes its cgroups.
 	thaw = sync.OnceValue(func() error {
-		err := moveTo(former)
-		if errors.Is(err, syscall.ESRCH) {
-			err = nil // it has ended
+		errs := []error{moveTo(former), os.Remove(frozen)}
+		for i, err := range errs {
+			if errors.Is(err, syscall.ESRCH) || errors.Is(err, fs.ErrNotExist) {
+				errs[i] = nil
+			}
 		}
-		return errors.Join(err, os.Remove(frozen), unmount())
+		return errors.Join(append(errs, unmount())...)
 	})
 	if err := errors.Join(os.WriteFile(filepath.Join(frozen, "freezer.state"), []byte("FROZEN"), 0), moveTo(frozen)); err != nil {
 		return nil, errors.Join(fmt.Errorf("freeze process %d: %w", pid, err), thaw())

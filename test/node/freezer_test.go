@@ -8,10 +8,12 @@ import (
 	"testing"
 
 	"github.com/devmgrd/devmgrd/test/node"
+	"github.com/devmgrd/devmgrd/test/plugintest"
 )
 
 // A frozen process does not even end by SIGKILL, and ends by it when it is thawed.
 func TestFreeze(t *testing.T) {
+	plugintest.NeedRoot(t)
 	sleep := func() *exec.Cmd {
 		cmd := exec.Command("sleep", "1h")
 		if err := cmd.Start(); err != nil {
@@ -36,7 +38,7 @@ func TestFreeze(t *testing.T) {
 		t.Errorf("the frozen process has ended: %q, %v", stat, err)
 	}
 	if err := thaw(); err != nil {
-		t.Error(err)
+		t.Fatal(err)
 	}
 	_ = frozen.Wait()
 }
