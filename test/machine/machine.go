@@ -150,8 +150,11 @@ func processors(memory int) []string {
 	return words
 }
 
-// silence is how long a kernel that boots with KVM may print nothing: an idle machine takes a moment. After that the whole run is emulated.
-const silence = 2 * time.Minute
+// How long a kernel that boots with KVM may print nothing, and take: an idle machine needs a moment. After that the whole run is emulated.
+const (
+	silence     = 2 * time.Minute
+	longestBoot = 10 * time.Minute
+)
 
 // findAccelerator returns "kvm" if a kernel boots with it, and "tcg" otherwise: in virtual machines KVM may be offered, and a guest
 // not get anywhere.
@@ -160,13 +163,15 @@ func (m *Machine) findAccelerator(ctx context.Context) string {
 		return "tcg"
 	}
 	console := filepath.Join(m.options.Dir, "kvm")
-	args := append(m.qemuArgs("kvm", console), "-snapshot")
+	args := append(m.qemuArgs("kvm", console), "-snapshot", "-no-reboot") // a kernel that panics ends QEMU
 	probe := cluster.NewProcess("qemu-kvm", console+".log", args, nil)
 	if err := probe.Start(ctx); err != nil {
 		return "tcg"
 	}
 	defer probe.Kill()
 	length, heard := 0, time.Now()
+	ctx, cancel := context.WithTimeout(ctx, longestBoot)
+	defer cancel()
 	err := cluster.Poll(ctx, func(context.Context) (bool, error) {
 		said, _ := os.ReadFile(console)
 		if len(said) > length {

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/lockfile"
 	"github.com/devmgrd/devmgrd/test/node"
 	"github.com/devmgrd/devmgrd/test/nspawn"
 )
@@ -83,9 +84,15 @@ func runSide(side string) {
 	}, options(side))
 }
 
+// inUse is the lock on the package's directory, which the machine sees. It ends with this process.
+var inUse *os.File
+
 // buildPackage makes devmgrd's Debian package.
-func buildPackage(ctx context.Context) error {
+func buildPackage(ctx context.Context) (err error) {
 	dir := filepath.Join(nspawn.Source(), "bin", "upstream")
+	if inUse, err = lockfile.Take(ctx, dir+".lock", nil); err != nil {
+		return err
+	}
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
