@@ -2,6 +2,8 @@
 # needs it builds from Go modules or installs as Debian packages, and says so.
 
 GO      ?= go
+# What the targets run calls go, too.
+export PATH := $(shell $(GO) env GOROOT)/bin:$(PATH)
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 BIN     ?= bin/devmgrd
 LDFLAGS ?= -X github.com/devmgrd/devmgrd/internal/version.version=$(VERSION)

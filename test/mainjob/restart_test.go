@@ -62,7 +62,9 @@ func TestKill9_EachComponent_NothingIsLost(t *testing.T) {
 	b.remove() // a containerd that was restarted announces no end of earlier pods' sandboxes: devmgrd finds out when it connects
 	c.remove()
 	h.must(h.StartDevmgrd(h.ctx))
-	d.starts()
+	if got := devices(d.starts()); len(got) != 4 {
+		t.Errorf("pod d has %q", got)
+	}
 	d.remove()
 	h.inState(gpu, "free", 4)
 }

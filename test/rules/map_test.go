@@ -175,6 +175,6 @@ func TestTimes_InDocuments_AreMeasured(t *testing.T) {
 		fmt.Fprintf(&table, "| `make %s` | %s |\n", target, strings.Join(cells, " | "))
 	}
 	generated(t, "CONTRIBUTING.md", "test/seconds.txt", table.String())
-	generated(t, "README.md", "test/seconds.txt", fmt.Sprintf("On two processors it takes %s s, its first act %s s, and later runs %s s.\n",
+	generated(t, "README.md", "test/seconds.txt", fmt.Sprintf("On two processors the first run takes %s s, its first act alone %s s, and each later run %s s.\n",
 		seconds["make demo, empty caches"], seconds["make demo ACT=1, empty caches"], seconds["make demo"]))
 }

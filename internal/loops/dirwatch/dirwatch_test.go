@@ -395,8 +395,11 @@ func TestEvents_NotRead_Overflow(t *testing.T) {
 		t.Fatal(err)
 	}
 	limit, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil || limit > 1<<17 {
-		t.Fatalf("the kernel's queue has %d events (%v); the test fills at most %d: sysctl fs.inotify.max_queued_events=16384", limit, err, 1<<17)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if limit > 1<<17 {
+		t.Skipf("the kernel's queue has %d events, which take long to fill", limit)
 	}
 	top, away := t.TempDir(), t.TempDir()
 	at := func(i int) string { return filepath.Join(top, fmt.Sprint(i%2)) }
