@@ -26,7 +26,7 @@ func (f *harness) takesOver(t *testing.T, p *plugintest.Plugin, devices ...*plug
 	q := plugintest.New(t, f.directory("b").Sockets, p.Resource, devices...)
 	q.Serve()
 	if err := q.Register(); err == nil {
-		f.eventually("b has it, or no room", func() bool { return has() || q.Calls(plugintest.ListAndWatch) > 0 && q.Streams() == 0 })
+		f.eventually("b has it, or no room", func() bool { return has() || q.EndedStreams() > 0 })
 	}
 	if !has() {
 		q.Kill()
@@ -160,7 +160,7 @@ func TestQuota_PodTakesOverFromOneThatIsAway_OthersHaveBytes(t *testing.T) {
 		q.Serve()
 		if q.Register() == nil {
 			f.eventually("b has it, or no room", func() bool {
-				return f.Offers()[name].State == device.Serving || q.Calls(plugintest.ListAndWatch) > 0 && q.Streams() == 0
+				return f.Offers()[name].State == device.Serving || q.EndedStreams() > 0
 			})
 		}
 	}

@@ -254,6 +254,13 @@ func (p *Plugin) Streams() int {
 	return len(p.streams)
 }
 
+// EndedStreams is the number of streams that have been open, and are no longer.
+func (p *Plugin) EndedStreams() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.opened - len(p.streams)
+}
+
 // Connections is the number of connections that managers have to the plugin's sockets.
 func (p *Plugin) Connections() int { return int(p.conns.Load()) }
 
