@@ -192,7 +192,8 @@ func (r *harness) describe() {
 	}
 	r.t.Logf("there are %d pods", len(pods.Items))
 	for _, p := range pods.Items {
-		r.t.Logf("pod %s: %s, to be deleted at %v, containers %+v", p.Name, p.Status.Phase, p.DeletionTimestamp, p.Status.ContainerStatuses)
+		s := p.Status
+		r.t.Logf("pod %s: %s, %q %q, to be deleted at %v, containers %+v", p.Name, s.Phase, s.Reason, s.Message, p.DeletionTimestamp, s.ContainerStatuses)
 	}
 }
 

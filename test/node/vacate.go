@@ -55,7 +55,7 @@ func (n *Node) Again(ctx context.Context, args ...string) (*Node, error) {
 // the control plane, from which it removes what tests make: pods and what makes them, admission policies, namespaces, and ConfigMaps and
 // ServiceAccounts in the namespace default. After an error [Node.Stop] is all that is left to do.
 func (n *Node) Renew(ctx context.Context, o cluster.Options) error {
-	if err := n.refresh(ctx); err != nil {
+	if err := n.refresh(ctx, n.Scheduler, n.ControllerManager); err != nil {
 		return err
 	}
 	_ = n.Kubelet.Signal(syscall.SIGCONT)                    // a frozen process cannot stop
@@ -82,7 +82,7 @@ func (n *Node) programs(ctx context.Context) error {
 	if err := running(n.Etcd, n.APIServer, n.Scheduler, n.ControllerManager, n.Runtime, n.Kubelet); err != nil {
 		return err
 	}
-	if err := n.refresh(ctx); err != nil {
+	if err := n.refresh(ctx, n.Scheduler, n.ControllerManager, n.Kubelet); err != nil {
 		return err
 	}
 	now, err := configuration()
@@ -105,16 +105,17 @@ func controlPlane(c *cluster.Cluster) (pids [4]int) {
 	return pids
 }
 
-// refresh starts the scheduler and the controller manager again if a part of the control plane runs no longer as at the start of devmgrd:
-// after a restart of the API server their watches are broken for up to a minute, and the scheduler has been seen to lose a pod.
-func (n *Node) refresh(ctx context.Context) error {
+// refresh starts these clients of the API server again if a part of the control plane runs no longer as at the start of devmgrd: after a
+// restart of the API server their watches are broken for up to a minute. The scheduler has been seen to lose a pod, and the kubelet
+// rejects pods by what the Node showed before.
+func (n *Node) refresh(ctx context.Context, clients ...*cluster.Process) error {
 	if err := running(n.Etcd, n.APIServer, n.Scheduler, n.ControllerManager); err != nil {
 		return err
 	}
 	if controlPlane(n.Cluster) == n.plane {
 		return nil
 	}
-	for _, p := range []*cluster.Process{n.Scheduler, n.ControllerManager} {
+	for _, p := range clients {
 		if err := errors.Join(p.Stop(20*time.Second), p.Start(ctx)); err != nil {
 			return err
 		}
