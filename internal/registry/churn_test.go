@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -74,23 +73,6 @@ func opened(t *testing.T, dir string) func() int {
 	}
 }
 
-// processorTime returns the processor time of a call, however busy the machine is.
-func processorTime(t *testing.T, call func()) time.Duration {
-	t.Helper()
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	now := func() time.Duration {
-		var at unix.Timespec
-		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &at); err != nil {
-			t.Fatal(err)
-		}
-		return time.Duration(at.Nano())
-	}
-	began := now()
-	call()
-	return now() - began
-}
-
 // What a scan costs depends on the machine, so it is measured here as well. Scans may take a twentieth of the time that has passed, and the test allows a
 // tenth.
 func TestWatcher_ManyFilesThatChange_CostAFewPercent(t *testing.T) {
@@ -99,7 +81,7 @@ func TestWatcher_ManyFilesThatChange_CostAFewPercent(t *testing.T) {
 	defer churn(t, f.watched, 4, 1000)()
 	scan := time.Hour
 	for range 3 { // the least disturbed one counts
-		scan = min(scan, processorTime(t, func() {
+		scan = min(scan, plugintest.ProcessorTime(t, func() {
 			for i := range 4 {
 				all, err := os.ReadDir(filepath.Join(f.watched, fmt.Sprint("d", i)))
 				if err != nil {

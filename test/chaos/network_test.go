@@ -7,7 +7,7 @@ import (
 )
 
 // A device that another pod has while the network of its former pod is there counts, until the DEL has ended, the power is cut, or the network has
-// taken too long.
+// taken too long. A network that the former pod gets after a power cut does not count.
 func TestHandedOn_NetworkIsThere_Counts(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "log")
 	note := func(command, sandbox, pod string) {
@@ -43,8 +43,19 @@ func TestHandedOn_NetworkIsThere_Counts(t *testing.T) {
 	note("ADD", "s", "a")
 	after(j, time.Second, 1, "a network")
 	after(j, networkLimit, 0, "a network that takes too long")
-	j.networks.boot()
+	j.forgetHands()
 	after(j, time.Second, 0, "a network of before the power cut")
+	said, j.last["0"] = 0, user{"a", start}
+	j.forgetHands()
+	note("ADD", "again", "a")
+	if err := j.networks.read(); err != nil {
+		t.Fatal(err)
+	}
+	j.handedOn(holder{pod: "b"}, "0", start.Add(time.Second))
+	if said != 0 {
+		t.Error("a network of after the power cut counts for a device of before")
+	}
+	note("DEL", "again", "a")
 	j = fresh()
 	note("ADD", "t", "a")
 	note("DEL", "s", "a")

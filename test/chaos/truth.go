@@ -148,7 +148,7 @@ func (t *truth) look(now time.Time) {
 		t.say(networked, err.Error())
 	}
 	if boot != t.booted {
-		t.networks.boot()
+		t.forgetHands()
 		t.booted = boot
 	}
 	holds := t.holds()
@@ -208,6 +208,13 @@ func (t *truth) look(now time.Time) {
 			delete(t.bare, key)
 		}
 	}
+}
+
+// forgetHands forgets who has had which device, and all networks: the power has been cut. A pod that is made again has a new network, and
+// may have other devices.
+func (t *truth) forgetHands() {
+	clear(t.last)
+	t.networks.boot()
 }
 
 // handedOn looks whether a device has been handed on before the network of its former pod was gone.
