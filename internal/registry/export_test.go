@@ -75,3 +75,12 @@ func (i Intakes) Of(client string, conn net.Conn) (in net.Conn, whole func()) {
 }
 
 const FreeIntake = freeIntake
+
+// Drop drops the current plugin of a resource as often, before one that is dropped has noticed.
+func (r *Registry) Drop(name device.ResourceName, times int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for range times {
+		r.dropSocketLocked(r.resources[name], withdrawn)
+	}
+}

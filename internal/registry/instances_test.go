@@ -83,6 +83,28 @@ func TestInstances_OneEnds_TheOtherServesAtOnce(t *testing.T) {
 	}
 }
 
+// A plugin that is dropped, since its registration socket or its pod is gone, is not kept in reserve, although its connection ends a moment later: the
+// next one that ends meanwhile is not replaced by it.
+func TestInstances_TwoAreDroppedAtOnce_ThirdServes(t *testing.T) {
+	t.Parallel()
+	f := start(t)
+	var all []*plugintest.Plugin
+	for _, name := range []string{"a", "b", "c"} {
+		all = append(all, f.instance(t, name))
+		f.eventually("it serves", f.serves(name))
+	}
+	f.Drop(gpu, 2)
+	if all := f.Registrations()[gpu]; all.Endpoint != "a.sock" || len(all.Reserve) > 0 {
+		t.Errorf("registered are %+v", all)
+	}
+	f.eventually("the oldest serves", f.serves("a"))
+	f.asks(t, all[0], "a")
+	f.eventually("the connections of the others end", func() bool { return all[1].Connections()+all[2].Connections() == 0 })
+	if f.offer().State != device.Serving {
+		t.Errorf("%+v", f.offer())
+	}
+}
+
 // Two plugins list the same hardware under IDs of their own, as HAMi's and NVIDIA's do. Pods may have got it under the IDs of the one that has ended, so
 // the other one's devices are new when it serves again, and stay as new as that with its next lists. A device that both list is not.
 func TestInstances_OtherIDs_AreNewWhenTheyServeAgain(t *testing.T) {

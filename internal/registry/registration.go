@@ -60,7 +60,7 @@ type registration struct {
 	weight  int  // of list
 	listed  bool // the present connection has listed devices; also of the current one
 	redated bool // its list has had other dates since the plugin sent it: the next one gets them, too
-	gone    bool // as of the last try no process listens at the socket
+	gone    bool // as of the last try no process listens at the socket; or it was dropped
 
 	endStream context.CancelFunc // ends the present or the latest stream
 	rest      context.Context    // it rests until this ends; nil: it does not rest

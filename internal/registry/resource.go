@@ -232,6 +232,7 @@ func (r *Registry) withdraw(l *registration) {
 // has number 0: each other one is newer.
 func (r *Registry) dropSocketLocked(s *resourceState, lack string) (served bool) {
 	s.registration.cancel()
+	s.registration.gone = true
 	if r.succeedLocked(s) {
 		return false
 	}
