@@ -232,7 +232,7 @@ func (r *Registry) withdraw(l *registration) {
 // has number 0: each other one is newer.
 func (r *Registry) dropSocketLocked(s *resourceState, lack string) (served bool) {
 	s.registration.cancel()
-	s.registration.gone = true
+	s.registration.gone = true // so it is not put in reserve: its connection ends a moment later
 	if r.succeedLocked(s) {
 		return false
 	}
