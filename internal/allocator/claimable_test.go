@@ -101,3 +101,44 @@ func TestCapacity_ClaimedDevice_IsSubtractedOnlyIfItCounts(t *testing.T) {
 		r.published(map[device.ResourceName]int{gpu: 4})
 	})
 }
+
+// A devmgrd that has just started knows the pods of the API server before it has read their claims, and a claim may name a device that its plugin does not
+// list. The Node's number leaves out the devices of these claims, as before the start.
+func TestCapacity_ClaimsAreReadAgain_DevicesAreNotPromisedTwice(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 4)
+		r.RuntimeSynced(nil, nil)
+		r.Replace(nil)
+		x, y := sharing("main", "d0", "d1"), claims(app(gpu, 2), "y", "d0", "d2")
+		r.bind("x", x)
+		r.expect("x", "main", "ready vendor.com/gpu[d0 d1]")
+		r.bind("y", y)
+		r.expect("y", "main", "waiting DeviceInUse")
+		one := map[device.ResourceName]int{gpu: 1}
+		r.published(one)
+		r.restart()
+		r.RuntimeSynced(nil, nil)
+		none := device.Demand{Container: device.Container{Name: "main"}, Kind: device.App, Mistake: "not read"}
+		part := sharing("main", "d0")
+		part.Mistake = "d1 is not listed"
+		for _, unread := range []struct {
+			why    device.Reason
+			demand device.Demand
+		}{{device.Allocating, none}, {device.ClaimUnknown, none}, {device.DeviceGone, part}, {device.PodTooLarge, none}} {
+			unread.demand.Blocked = unread.why
+			r.Replace([]device.PodDemand{pod("x", unread.demand), pod("y", unread.demand)})
+			r.published(one)
+			r.expect("x", "main", "ready vendor.com/gpu[d0 d1]")
+			r.expect("y", "main", "waiting "+string(unread.why))
+			if n := r.Resources().ByName[gpu].Requested; n != 0 {
+				t.Errorf("%s: %d devices are requested by the Node's number, want none", unread.why, n)
+			}
+		}
+		r.Replace([]device.PodDemand{pod("x", x), pod("y", y)})
+		r.published(one)
+		r.expect("y", "main", "waiting DeviceInUse")
+		r.Replace(nil)
+		r.published(map[device.ResourceName]int{gpu: 4})
+	})
+}

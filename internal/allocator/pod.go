@@ -2,10 +2,12 @@ package allocator
 
 import (
 	"iter"
+	"maps"
 	"slices"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
@@ -275,6 +277,7 @@ func (a *Allocator) completeLocked(p *pod, d device.PodDemand) {
 // demandLocked takes over a pod's newest demand. A pod's requests never change, but the part that devmgrd serves may, until it has been served: the scheduler
 // may give a resource to a DRA driver, and after a restart other resources may be ignored.
 func (a *Allocator) demandLocked(p *pod, d device.PodDemand) {
+	d.Demands = withClaims(d.Demands, p.demand.Demands)
 	same, newest := p.demand.Equal(d), d.Demands
 	if same {
 		newest = nil
@@ -291,6 +294,34 @@ func (a *Allocator) demandLocked(p *pod, d device.PodDemand) {
 	default:
 		a.changeLocked(p, d)
 	}
+}
+
+// withClaims returns the newest demands of a pod's containers. Where their claims have not been read, or name devices that are not listed, it adds what
+// these claims were when the former demands were made. Claims of a bound pod do not change, and the scheduler does not count them as requests: without
+// their devices, the Node's number would promise these twice while a devmgrd that has just started reads the claims again.
+func withClaims(newest, former []device.Demand) []device.Demand {
+	newest = slices.Clone(newest)
+	for i, d := range newest {
+		if !placement.Unread(d) {
+			continue
+		}
+		if was, _ := (device.PodDemand{Demands: former}).Of(d.Container.Name); len(was.Claimed) > 0 {
+			newest[i].Wants = overlaid(d.Wants, was.Wants, was.Claimed)
+			newest[i].Fixed = overlaid(d.Fixed, was.Fixed, was.Claimed)
+			newest[i].Claimed = overlaid(d.Claimed, was.Claimed, was.Claimed)
+		}
+	}
+	return newest
+}
+
+// overlaid returns a copy of a map with the other map's values of some keys.
+func overlaid[K comparable, V, W any](of, other map[K]V, keys map[K]W) map[K]V {
+	all := make(map[K]V, len(of)+len(keys))
+	maps.Copy(all, of)
+	for k := range keys {
+		all[k] = other[k]
+	}
+	return all
 }
 
 // kubeletAdmittedLocked records that the kubelet has admitted a pod.
