@@ -206,3 +206,30 @@ func (c *churning) share(a, b string) bool {
 	}
 	return strings.HasPrefix(a, "claim") && strings.HasPrefix(b, "claim") && claim(a) == claim(b)
 }
+
+// unread returns the pods as a devmgrd knows them that has just started: of their claims nothing has been read, or a part.
+func (c *churning) unread(all []device.PodDemand) []device.PodDemand {
+	all = slices.Clone(all)
+	for i, p := range all {
+		all[i].Demands = slices.Clone(p.Demands)
+		for j, d := range p.Demands {
+			if len(d.Claimed) == 0 {
+				continue
+			}
+			ids := d.Fixed[fpga][c.reads.IntN(len(d.Fixed[fpga])+1):]
+			claim := d.Claimed[fpga][d.Fixed[fpga][0]]
+			d.Wants, d.Fixed, d.Claimed = maps.Clone(d.Wants), nil, nil
+			delete(d.Wants, fpga)
+			if len(ids) > 0 {
+				d.Wants[fpga], d.Fixed = len(ids), map[device.ResourceName][]device.ID{fpga: ids}
+				d.Claimed = map[device.ResourceName]map[device.ID]device.ClaimUID{fpga: {}}
+				for _, id := range ids {
+					d.Claimed[fpga][id] = claim
+				}
+			}
+			d.Mistake, d.Blocked = "not read", []device.Reason{device.Allocating, device.ClaimUnknown, device.DeviceGone}[c.reads.IntN(3)]
+			all[i].Demands[j] = d
+		}
+	}
+	return all
+}

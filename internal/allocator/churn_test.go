@@ -44,6 +44,7 @@ type churning struct {
 	*harness
 	*rand.Rand
 	others          *rand.Rand                  // the dice of other
+	reads           *rand.Rand                  // those of unread
 	leaves          *rand.Rand                  // the dice of leave and listPods
 	pods            map[string]device.PodDemand // in the API server
 	deleted         map[string]device.PodDemand // those that were
@@ -79,7 +80,7 @@ type made struct {
 
 func newChurning(r *harness, seed uint64) *churning {
 	c := &churning{
-		harness: r, Rand: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), leaves: rand.New(rand.NewPCG(seed, 3)), absent: map[device.ResourceName]map[device.ID]int64{}, ran: map[device.PodUID]bool{}, pods: map[string]device.PodDemand{}, deleted: map[string]device.PodDemand{}, leaving: map[string]device.PodDemand{},
+		harness: r, Rand: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), leaves: rand.New(rand.NewPCG(seed, 3)), reads: rand.New(rand.NewPCG(seed, 4)), absent: map[device.ResourceName]map[device.ID]int64{}, ran: map[device.PodUID]bool{}, pods: map[string]device.PodDemand{}, deleted: map[string]device.PodDemand{}, leaving: map[string]device.PodDemand{},
 		made: map[string]*made{}, connected: true,
 		prefix: map[device.ResourceName]string{gpu: "d", nic: "d", fpga: "d"}, claims: map[string]*sharedClaim{}, fpgas: fpgasInUse{by: map[device.ID]int{}},
 		users: map[device.ID]string{}, subsets: seed%4 == 1,
@@ -368,7 +369,14 @@ func (c *churning) listPods() {
 	if c.leaves.IntN(2) == 0 {
 		clear(c.leaving)
 	}
-	c.Replace(slices.AppendSeq(slices.Collect(maps.Values(c.pods)), maps.Values(c.leaving)))
+	all := slices.AppendSeq(slices.Collect(maps.Values(c.pods)), maps.Values(c.leaving))
+	slices.SortFunc(all, func(a, b device.PodDemand) int { return strings.Compare(a.Pod.Name, b.Pod.Name) })
+	c.Replace(c.unread(all))
+	synctest.Wait()
+	c.judge()
+	c.after(time.Duration(c.reads.IntN(3)) * time.Second)
+	c.judge()
+	c.Replace(all)
 }
 
 // leave has the status of pods that are being deleted change, a container of one be created that the kubelet has begun with, or their objects go.

@@ -1,6 +1,7 @@
 package allocator_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -140,5 +141,70 @@ func TestCapacity_ClaimsAreReadAgain_DevicesAreNotPromisedTwice(t *testing.T) {
 		r.expect("y", "main", "waiting DeviceInUse")
 		r.Replace(nil)
 		r.published(map[device.ResourceName]int{gpu: 4})
+	})
+}
+
+// Claims are read one after the other: what is known of them grows while the pod waits.
+func TestCapacity_ClaimsAreReadOneByOne_AllThatIsKnownCounts(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 4)
+		r.RuntimeSynced(nil, nil)
+		r.Replace(nil)
+		for n, ids := range [][]device.ID{{"d0"}, {"d0", "d1"}, {"d2"}} {
+			d := sharing("main", ids...)
+			d.Mistake, d.Blocked = fmt.Sprintf("claim %d cannot be read", n), device.ClaimUnknown
+			r.bind("x", d)
+			r.published(map[device.ResourceName]int{gpu: 3 - n})
+		}
+		r.Replace(nil)
+		r.published(map[device.ResourceName]int{gpu: 4})
+	})
+}
+
+// A pod that is leaving has left when devmgrd starts and its claims have not been read. The number leaves out its devices until they are released.
+func TestCapacity_PodHasLeftBeforeItsClaimsAreRead_DevicesAreNotPromised(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 4)
+		r.RuntimeSynced(nil, nil)
+		r.Replace(nil)
+		r.bind("x", sharing("main", "d0", "d1"))
+		r.expect("x", "main", "ready vendor.com/gpu[d0 d1]")
+		r.releaser.holds("x", opener)
+		leaving := pod("x", sharing("main", "d0", "d1"))
+		leaving.Leaving = true
+		r.Replace([]device.PodDemand{leaving})
+		r.after(time.Second)
+		two := map[device.ResourceName]int{gpu: 2}
+		r.published(two)
+		r.restart()
+		r.RuntimeSynced(nil, nil)
+		unread := pod("x", device.Demand{Container: device.Container{Name: "main"}, Kind: device.App, Mistake: "not read", Blocked: device.Allocating})
+		unread.Leaving = true
+		for _, p := range []device.PodDemand{unread, leaving} {
+			r.after(time.Second)
+			r.Replace([]device.PodDemand{p})
+			r.after(time.Second)
+			r.published(two)
+		}
+	}, gated)
+}
+
+// The wait of a pod whose claims cannot be read has that reason, also while the kubelet has devices of the resource.
+func TestKubelet_ClaimIsNotRead_ThatIsTheReason(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 4)
+		r.RuntimeSynced(nil, nil)
+		r.Replace(nil)
+		r.bind("a", sharing("main", "d0"))
+		r.bind("x", claims(app(gpu, 1), "y", "d0"))
+		r.expect("x", "main", "waiting DeviceInUse")
+		r.kubelets.Store(&device.Kubelets{Pods: map[device.PodUID]map[string]device.Choice{"k": {"main": {gpu: {"d3"}}}}})
+		r.KubeletChanged()
+		r.bind("k", app(gpu, 1))
+		r.bind("x", device.Demand{Container: device.Container{Name: "main"}, Kind: device.App, Mistake: "not read", Blocked: device.ClaimUnknown})
+		r.expect("x", "main", "waiting ClaimUnknown")
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/loops"
@@ -160,7 +161,7 @@ func (a *Allocator) runsWithLocked(p *pod) (map[string]device.Choice, *device.Re
 	maps.Copy(runs, a.ledger.Quarantined[p.demand.Pod.UID])
 	for _, d := range p.demand.Demands {
 		name := d.Container.Name
-		if _, assigned := p.of(name); assigned {
+		if _, assigned := p.of(name); assigned || placement.Unread(d) { // the plan says why an unread one waits
 			continue
 		}
 		for r, n := range d.Wants {

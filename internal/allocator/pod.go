@@ -296,8 +296,8 @@ func (a *Allocator) demandLocked(p *pod, d device.PodDemand) {
 	}
 }
 
-// withClaims returns the newest demands of a pod's containers. Where their claims have not been read, or name devices that are not listed, it adds what
-// these claims were when the former demands were made. Claims of a bound pod do not change, and the scheduler does not count them as requests: without
+// withClaims returns the newest demands of a pod's containers. Where their claims have not all been read, or name devices that are not listed, it adds the
+// devices of claims that the former demands have. Claims of a bound pod do not change, and the scheduler does not count them as requests: without
 // their devices, the Node's number would promise these twice while a devmgrd that has just started reads the claims again.
 func withClaims(newest, former []device.Demand) []device.Demand {
 	newest = slices.Clone(newest)
@@ -305,22 +305,28 @@ func withClaims(newest, former []device.Demand) []device.Demand {
 		if !placement.Unread(d) {
 			continue
 		}
-		if was, _ := (device.PodDemand{Demands: former}).Of(d.Container.Name); len(was.Claimed) > 0 {
-			newest[i].Wants = overlaid(d.Wants, was.Wants, was.Claimed)
-			newest[i].Fixed = overlaid(d.Fixed, was.Fixed, was.Claimed)
-			newest[i].Claimed = overlaid(d.Claimed, was.Claimed, was.Claimed)
+		was, _ := device.PodDemand{Demands: former}.Of(d.Container.Name)
+		if len(was.Claimed) == 0 {
+			continue
 		}
+		d.Wants, d.Fixed, d.Claimed = copied(d.Wants), copied(d.Fixed), copied(d.Claimed)
+		for r, claimed := range was.Claimed {
+			ids := slices.Concat(d.Fixed[r], was.Fixed[r])
+			slices.SortFunc(ids, device.CompareIDs)
+			ids = slices.Compact(ids)
+			by := copied(claimed)
+			maps.Copy(by, d.Claimed[r])
+			d.Wants[r], d.Fixed[r], d.Claimed[r] = len(ids), ids, by
+		}
+		newest[i] = d
 	}
 	return newest
 }
 
-// overlaid returns a copy of a map with the other map's values of some keys.
-func overlaid[K comparable, V, W any](of, other map[K]V, keys map[K]W) map[K]V {
-	all := make(map[K]V, len(of)+len(keys))
+// copied returns a copy of a map that may be nil.
+func copied[K comparable, V any](of map[K]V) map[K]V {
+	all := make(map[K]V, len(of))
 	maps.Copy(all, of)
-	for k := range keys {
-		all[k] = other[k]
-	}
 	return all
 }
 

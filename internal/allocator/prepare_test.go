@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -269,35 +270,40 @@ func TestPreStart_CallUnderWay_NoOtherForItsDevices(t *testing.T) {
 		r.plugins.stock(gpu, 2)
 		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
 		r.RuntimeSynced(nil, nil)
+		var mu sync.Mutex
 		calls, underway := 0, map[device.ID]bool{}
 		check := func(what string, ids []device.ID) {
+			mu.Lock()
+			defer mu.Unlock()
 			for _, id := range ids {
 				if underway[id] {
 					t.Errorf("%s for %s during PreStartContainer", what, id)
 				}
 			}
 		}
-		var of []device.ID
+		during := func(ids []device.ID, is bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, id := range ids {
+				underway[id] = is
+			}
+		}
 		r.plugins.preparesDevices(func(ids []device.ID) {
 			check("PreStartContainer", ids)
-			of = ids
+			during(ids, true)
+			time.Sleep(20 * time.Second)
+			during(ids, false)
 		})
 		r.plugins.allocates(func(_ context.Context, _ device.ResourceName, ids []device.ID) error {
 			check("Allocate", ids)
 			return nil
 		})
 		r.plugins.prepares(func(context.Context) error {
+			mu.Lock()
+			defer mu.Unlock()
 			calls++
 			if calls == 1 {
 				return errPlugin
-			}
-			ids := of
-			for _, id := range ids {
-				underway[id] = true
-			}
-			time.Sleep(20 * time.Second)
-			for _, id := range ids {
-				underway[id] = false
 			}
 			return nil
 		})

@@ -17,7 +17,7 @@ import (
 //	          They count as far as they are more than the unlisted busy ones, which may be the same
 //	hidden    devices of static pods that no mirror pod requests, so that the scheduler does not count them; at least 0
 //	claimed   devices that pods name by claims and the scheduler does not count as requests. Of these, only free ones and those that the
-//	          naming pod has are subtracted
+//	          naming pod has and that are not busy are subtracted
 //	strange   quarantined devices that the plugin does not list. Each listed device that is neither free nor taken reduces them by one: it may be the
 //	          same device
 //	admitted  the requests of the pods that the kubelet has admitted, and mirrored, those of mirror pods. 0 until the API server has listed the
@@ -56,7 +56,8 @@ func (r *Resource) spokenFor() int {
 	counted := map[device.ID]bool{}
 	for of := range r.claimed {
 		i, listed := r.listing.At(of.id)
-		if r.Has(of.id, of.pod) || listed && r.offer.State != device.Lost && r.free.Has(i) {
+		why := r.ReleaseOf(of.id)
+		if r.Has(of.id, of.pod) && (why == nil || !why.Busy) || listed && r.offer.State != device.Lost && r.free.Has(i) {
 			counted[of.id] = true
 		}
 	}
