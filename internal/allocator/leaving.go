@@ -18,11 +18,8 @@ func (a *Allocator) leaveLocked(d device.PodDemand) bool {
 	if has && (a.running[uid].MayRun() || !a.runtimeSynced && !left) {
 		return false
 	}
-	if p != nil {
-		d.Demands = withClaims(d.Demands, p.demand.Demands)
-		if p.active() {
-			a.dropLocked(p)
-		}
+	if p != nil && p.active() {
+		a.dropLocked(p)
 	}
 	if !left {
 		a.left[uid] = d

@@ -9,6 +9,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/ledger"
 	"github.com/devmgrd/devmgrd/internal/allocator/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/loops"
 )
 
@@ -210,8 +211,11 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		return
 	}
 	p := a.pods[d.Pod.UID]
-	if p != nil && d.Admitted {
-		a.kubeletAdmittedLocked(p)
+	if p != nil {
+		d.Demands = withClaims(d.Demands, p.demand.Demands)
+		if d.Admitted {
+			a.kubeletAdmittedLocked(p)
+		}
 	}
 	d.Admitted = d.Admitted || p != nil && p.demand.Admitted
 	if a.leaveLocked(d) {
@@ -277,7 +281,6 @@ func (a *Allocator) completeLocked(p *pod, d device.PodDemand) {
 // demandLocked takes over a pod's newest demand. A pod's requests never change, but the part that devmgrd serves may, until it has been served: the scheduler
 // may give a resource to a DRA driver, and after a restart other resources may be ignored.
 func (a *Allocator) demandLocked(p *pod, d device.PodDemand) {
-	d.Demands = withClaims(d.Demands, p.demand.Demands)
 	same, newest := p.demand.Equal(d), d.Demands
 	if same {
 		newest = nil
@@ -309,25 +312,20 @@ func withClaims(newest, former []device.Demand) []device.Demand {
 		if len(was.Claimed) == 0 {
 			continue
 		}
-		d.Wants, d.Fixed, d.Claimed = copied(d.Wants), copied(d.Fixed), copied(d.Claimed)
+		d.Wants, d.Fixed, d.Claimed = maps.Clone(d.Wants), maps.Clone(d.Fixed), maps.Clone(d.Claimed)
 		for r, claimed := range was.Claimed {
 			ids := slices.Concat(d.Fixed[r], was.Fixed[r])
 			slices.SortFunc(ids, device.CompareIDs)
 			ids = slices.Compact(ids)
-			by := copied(claimed)
+			by := maps.Clone(claimed)
 			maps.Copy(by, d.Claimed[r])
-			d.Wants[r], d.Fixed[r], d.Claimed[r] = len(ids), ids, by
+			lists.Put(&d.Wants, r, len(ids))
+			lists.Put(&d.Fixed, r, ids)
+			lists.Put(&d.Claimed, r, by)
 		}
 		newest[i] = d
 	}
 	return newest
-}
-
-// copied returns a copy of a map that may be nil.
-func copied[K comparable, V any](of map[K]V) map[K]V {
-	all := make(map[K]V, len(of))
-	maps.Copy(all, of)
-	return all
 }
 
 // kubeletAdmittedLocked records that the kubelet has admitted a pod.
