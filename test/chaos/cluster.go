@@ -72,6 +72,7 @@ type apiView struct {
 	slices    func() bool // the resource is offered through DRA
 	// disturbed reports whether devices may rightly be out of service.
 	disturbed  func() bool
+	networks   *networks
 	armed      bool    // the Node has shown the number, and nothing has happened that takes it away
 	gone       lasting // the Node shows none
 	unpinned   lasting // likewise, though slices cannot be written
@@ -135,7 +136,10 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 	}
 	usable := int64(readMood().usable())
 	holders := holders()
-	v.stays(shown, there, err, usable, holders, now)
+	if failure := v.networks.read(); failure != nil {
+		v.say(networked, failure.Error())
+	}
+	v.stays(shown, there, err, usable, v.disturbed() || unlisted(holders) || v.networks.remain(known), now)
 	left := int64(0) // with containers whose pods have been deleted by force
 	for _, h := range holders {
 		if !known[h.pod] {
@@ -159,8 +163,9 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 
 // stays looks whether the number stays on the Node: as long as a plugin serves that lists devices, whatever happens to another one, and as
 // long as slices cannot be written. A devmgrd that was killed while it had the number off the Node, on its way to a lower one, does not count: the next one
-// waits until no slice can be remembered, also if it is there before the API server is back to be asked.
-func (v *apiView) stays(shown int64, there bool, err error, usable int64, holders []holder, now time.Time) {
+// waits until no slice can be remembered, also if it is there before the API server is back to be asked. The number is rightly 0 while all devices may be
+// out of service.
+func (v *apiView) stays(shown int64, there bool, err error, usable int64, outOfService bool, now time.Time) {
 	if v.unpinned.is(v.pinned() && err == nil && !there, now, shortLimit) {
 		v.say(away, "slices cannot be written, and the Node shows no number")
 	}
@@ -170,7 +175,7 @@ func (v *apiView) stays(shown int64, there bool, err error, usable int64, holder
 	case err == nil && shown > 0:
 		v.armed = true
 	}
-	none := !there || shown == 0 && !v.disturbed() && !unlisted(holders)
+	none := !there || shown == 0 && !outOfService
 	if v.gone.is(v.armed && err == nil && none, now, shortLimit) {
 		v.say(away, fmt.Sprintf("the Node shows %d (%v), and %d devices are usable", shown, there, usable))
 	}

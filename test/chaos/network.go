@@ -34,6 +34,7 @@ type networkMoodFile struct {
 // A visit is a line of the CNI plugin's log: an ADD, or a DEL at its end.
 type visit struct {
 	Command, Sandbox, Pod string
+	Namespace             string // the file of the network namespace
 	Wall                  time.Time
 }
 
@@ -49,7 +50,7 @@ func runNetworkPlugin() error {
 	if err := json.NewDecoder(os.Stdin).Decode(&settings); err != nil {
 		return err
 	}
-	v := visit{Command: os.Getenv("CNI_COMMAND"), Sandbox: os.Getenv("CNI_CONTAINERID")}
+	v := visit{Command: os.Getenv("CNI_COMMAND"), Sandbox: os.Getenv("CNI_CONTAINERID"), Namespace: os.Getenv("CNI_NETNS")}
 	for arg := range strings.SplitSeq(os.Getenv("CNI_ARGS"), ";") {
 		if name, is := strings.CutPrefix(arg, "K8S_POD_NAME="); is {
 			v.Pod = name
@@ -135,6 +136,7 @@ type networks struct {
 	log  *os.File
 	rest string                     // a line that is being written
 	open map[string]map[string]bool // by pod: sandboxes
+	made map[string]string          // pods, by the file of a network namespace that may exist
 }
 
 // read reads what the CNI plugin has done since the last time.
@@ -160,14 +162,15 @@ func (n *networks) read() error {
 		if err := json.Unmarshal([]byte(line), &v); err != nil {
 			return err
 		}
-		switch {
-		case v.Command == "DEL":
+		if v.Command == "DEL" {
 			delete(n.open[v.Pod], v.Sandbox)
-		case n.open[v.Pod] == nil:
-			n.open[v.Pod] = map[string]bool{v.Sandbox: true}
-		default:
-			n.open[v.Pod][v.Sandbox] = true
+			continue
 		}
+		if n.open[v.Pod] == nil {
+			n.open[v.Pod] = map[string]bool{}
+		}
+		n.open[v.Pod][v.Sandbox] = true
+		n.made[v.Namespace] = v.Pod
 	}
 	return nil
 }
@@ -176,8 +179,21 @@ func (n *networks) read() error {
 func (n *networks) boot() { clear(n.open) }
 
 func newNetworks(path string) *networks {
-	return &networks{path: path, open: map[string]map[string]bool{}}
+	return &networks{path: path, open: map[string]map[string]bool{}, made: map[string]string{}}
 }
 
 // has reports whether a pod still has a network.
 func (n *networks) has(pod string) bool { return len(n.open[pod]) > 0 }
+
+// remain reports whether a network namespace exists whose pod is not among those. A runtime that is killed during a DEL leaves it, also
+// if the DEL ends, and a kubelet that is killed too has it removed when it collects garbage, each minute.
+func (n *networks) remain(pods map[string]bool) bool {
+	for file, pod := range n.made {
+		if _, err := os.Lstat(file); err != nil {
+			delete(n.made, file)
+		} else if !pods[pod] {
+			return true
+		}
+	}
+	return false
+}

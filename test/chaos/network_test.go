@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -62,4 +64,38 @@ func TestHandedOn_NetworkIsThere_Counts(t *testing.T) {
 	after(j, time.Second, 1, "one of two networks")
 	note("DEL", "t", "a")
 	after(j, time.Second, 0, "a network that was removed")
+}
+
+// A namespace remains if its file does, whatever the DEL has done. That of a pod that is there, and one that is gone, do not count.
+func TestRemain_PodIsGone_Counts(t *testing.T) {
+	dir := t.TempDir()
+	n := newNetworks(filepath.Join(dir, "log"))
+	after := func(want bool, pods map[string]bool, what string) {
+		t.Helper()
+		if err := n.read(); err != nil {
+			t.Fatal(err)
+		}
+		if got := n.remain(pods); got != want {
+			t.Errorf("%s: remains: %v, want %v", what, got, want)
+		}
+	}
+	none := map[string]bool{}
+	after(false, none, "no network")
+	for _, pod := range []string{"a", "b"} {
+		v := visit{Command: "ADD", Sandbox: pod, Pod: pod, Namespace: filepath.Join(dir, pod)}
+		if err := errors.Join(os.WriteFile(v.Namespace, nil, 0o600), v.noteIn(n.path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	after(false, map[string]bool{"a": true, "b": true}, "both pods are there")
+	after(true, map[string]bool{"a": true}, "one pod is gone")
+	if err := (visit{Command: "DEL", Sandbox: "b", Pod: "b"}).noteIn(n.path); err != nil {
+		t.Fatal(err)
+	}
+	after(true, map[string]bool{"a": true}, "its DEL has ended")
+	if err := os.Remove(filepath.Join(dir, "b")); err != nil {
+		t.Fatal(err)
+	}
+	after(false, map[string]bool{"a": true}, "its namespace is gone")
+	after(true, none, "the other pod is gone too")
 }

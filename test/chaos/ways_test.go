@@ -86,12 +86,12 @@ func TestStays_NumberLeaves_Counts(t *testing.T) {
 		there                 bool
 		shown                 int64
 		want                  int
-		before, disturbed     bool
+		before, outOfService  bool
 		restarts              int
 	}{
 		{what: "it leaves", awake: true, usable: 4, before: true, want: 1},
 		{what: "it is 0", awake: true, usable: 4, before: true, there: true, want: 1},
-		{what: "it is 0, and devices are out of service", awake: true, usable: 4, before: true, there: true, disturbed: true},
+		{what: "it is 0, and devices are out of service", awake: true, usable: 4, before: true, there: true, outOfService: true},
 		{what: "it has not been there yet", awake: true, usable: 4},
 		{what: "no plugin serves", usable: 4, before: true},
 		{what: "no device is usable", awake: true, before: true},
@@ -103,17 +103,17 @@ func TestStays_NumberLeaves_Counts(t *testing.T) {
 		said := 0
 		is := func(value bool) func() bool { return func() bool { return value } }
 		v := &apiView{
-			say: func(string, string) { said++ }, awake: is(test.awake), pinned: is(test.pinned), slices: is(test.slices), disturbed: is(test.disturbed),
+			say: func(string, string) { said++ }, awake: is(test.awake), pinned: is(test.pinned), slices: is(test.slices),
 			publisher: func() int { return 0 },
 		}
 		if test.before {
 			v.awake, v.slices = is(true), is(false)
-			v.stays(4, true, nil, 4, nil, start)
+			v.stays(4, true, nil, 4, false, start)
 			v.awake, v.slices = is(test.awake), is(test.slices)
 			v.publisher = func() int { return test.restarts }
 		}
 		for i := range 3 {
-			v.stays(test.shown, test.there, nil, test.usable, nil, start.Add(time.Duration(1+2*i)*time.Second))
+			v.stays(test.shown, test.there, nil, test.usable, test.outOfService, start.Add(time.Duration(1+2*i)*time.Second))
 		}
 		if said != test.want {
 			t.Errorf("%s: counted %d times, want %d", test.what, said, test.want)

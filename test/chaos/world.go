@@ -220,7 +220,7 @@ func (w *world) watch() {
 	w.watching = cancel
 	w.watchers.Go(func() { w.keeper.Run(ctx) })
 	t := newTruth(w)
-	v := &apiView{cluster: w.Cluster, say: w.say, publisher: w.publisher().Pid, awake: w.awake, pinned: w.pinned.Load, slices: w.bySlices.Load, disturbed: w.disturbed, failed: map[string]bool{}}
+	v := &apiView{cluster: w.Cluster, say: w.say, publisher: w.publisher().Pid, awake: w.awake, pinned: w.pinned.Load, slices: w.bySlices.Load, disturbed: w.disturbed, networks: newNetworks(networkLog), failed: map[string]bool{}}
 	looks := []func(time.Time){t.look, func(now time.Time) { v.look(ctx, now) }}
 	if w.claims != nil {
 		looks = append(looks, func(now time.Time) { w.claims.look(ctx, now) })
