@@ -64,6 +64,24 @@ func (v *claimView) has(claim, device string) bool {
 	return !known || slices.ContainsFunc(ids, func(id string) bool { return hardware(id) == device })
 }
 
+// count returns how many devices the claims of pods name.
+func (v *claimView) count(pods map[string]bool) int {
+	if v == nil {
+		return 0
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	all := map[string]bool{}
+	for pod := range pods {
+		for _, n := range v.named[pod] {
+			for _, id := range n.ids {
+				all[id] = true
+			}
+		}
+	}
+	return len(all)
+}
+
 // look looks once. While the API server is away there is nothing to see.
 func (v *claimView) look(ctx context.Context, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
@@ -71,6 +89,7 @@ func (v *claimView) look(ctx context.Context, now time.Time) {
 	api := v.world.Client()
 	pods, err := api.CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
 	if err != nil {
+		v.none, v.twice = lasting{}, lasting{} // what was seen before may have changed since
 		return
 	}
 	claims, err := api.ResourceV1().ResourceClaims(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})

@@ -17,6 +17,17 @@ import (
 // number reach us on two ways.
 const shortLimit = 3 * time.Second
 
+// awayLimit is how long the number may be off the Node: a second, the pause until the next look at the Node, which is the longer the slower the API
+// server answers, and the write.
+const awayLimit = 5 * time.Second
+
+// reconnect is how long after an outage of the API server a client may take to find it again.
+const reconnect = 5 * time.Second
+
+// shaky is how long after their cause devices may be out of service: a flapping one is suspended, and those who look for other processes and were
+// away are asked again after a pause.
+const shaky = time.Minute
+
 // A number that is too high falls after window, with devmgrd, and after as much more as the longest fall has lasted that a
 // rise has taken back since devmgrd started (decision 0002). Two falls are 10 s apart, a resource is off the Node for a
 // second before, and a client that has found the API server away tries again after up to 5 s: slack. The kubelet is faster.
@@ -24,7 +35,7 @@ const (
 	window  = 5 * time.Second
 	longest = 3 * time.Minute
 	slack   = 17 * time.Second
-	// standstill is how long after an outage of the API server no number falls.
+	// standstill is how long after an outage of the API server no number falls, and none rises from 0.
 	standstill = 30 * time.Second
 )
 
@@ -72,17 +83,19 @@ type apiView struct {
 	slices    func() bool // the resource is offered through DRA
 	// disturbed reports whether devices may rightly be out of service.
 	disturbed  func() bool
+	shakes     func() bool                    // what puts devices out of service for a while is at work
+	shaken     time.Time                      // the last time it was
+	claimed    func(pods map[string]bool) int // how many devices their claims name
 	networks   *networks
 	armed      bool    // the Node has shown the number, and nothing has happened that takes it away
 	gone       lasting // the Node shows none
-	unpinned   lasting // likewise, though slices cannot be written
 	failed     map[string]bool
 	short      lasting   // the Node shows too little
 	above      lasting   // it shows too much
 	double     lasting   // it shows more than there has ever been
 	overbooked time.Time // its pods asked for more than there is: the number falls when they end
 	falls      falls
-	steady     time.Time // the API server was away, and what is too high does not count before
+	outage     time.Time // the last time at which the API server could not be asked
 }
 
 // lasting is something that counts once it has been so for a while.
@@ -105,13 +118,24 @@ func (l *lasting) is(so bool, now time.Time, limit time.Duration) bool {
 	return false
 }
 
+// blind notes that the API server cannot be asked: what it was seen to show before may have changed since.
+func (v *apiView) blind(now time.Time) {
+	v.outage = now
+	v.gone, v.short, v.above, v.double = lasting{}, lasting{}, lasting{}, lasting{}
+}
+
+// calm reports whether the API server has been there for so long that all its clients have found it, and for as much longer.
+func (v *apiView) calm(now time.Time, longer time.Duration) bool {
+	return now.Sub(v.outage) > reconnect+longer
+}
+
 // look looks once. While the API server is away there is nothing to see.
 func (v *apiView) look(ctx context.Context, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	pods, err := v.cluster.Client().CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		v.above, v.steady = lasting{}, now.Add(standstill)
+		v.blind(now)
 		return
 	}
 	asked := int64(0)
@@ -130,6 +154,9 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 	if err == nil && shown == 0 {
 		err = v.tryWrite(ctx)
 	}
+	if err != nil {
+		v.blind(now)
+	}
 	seen := err == nil && there
 	if v.short.is(seen && shown < asked, now, shortLimit) {
 		v.say(number, fmt.Sprintf("the Node shows %d, and its pods ask for %d", shown, asked))
@@ -139,7 +166,11 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 	if failure := v.networks.read(); failure != nil {
 		v.say(networked, failure.Error())
 	}
-	v.stays(shown, there, err, usable, v.disturbed() || unlisted(holders) || v.networks.remain(known), now)
+	if v.shakes() {
+		v.shaken = now
+	}
+	outOfService := now.Sub(v.shaken) < shaky || v.disturbed() || unlisted(holders) || v.networks.remain(known) || int64(v.claimed(known)) >= usable
+	v.stays(shown, there, err, usable, outOfService, now)
 	left := int64(0) // with containers whose pods have been deleted by force
 	for _, h := range holders {
 		if !known[h.pod] {
@@ -150,7 +181,7 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 		v.above = lasting{}
 	}
 	limit := v.falls.limit()
-	if v.above.is(seen && shown > usable+asked+left && v.awake() && now.After(v.steady), now, limit) {
+	if v.above.is(seen && shown > usable+asked+left && v.awake() && v.calm(now, standstill), now, limit) {
 		v.say(promised, fmt.Sprintf("for %s the Node shows %d, its pods ask for %d, %d devices are usable, and containers of deleted pods have %d", limit, shown, asked, usable, left))
 	}
 	if asked > deviceCount {
@@ -164,19 +195,17 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 // stays looks whether the number stays on the Node: as long as a plugin serves that lists devices, whatever happens to another one, and as
 // long as slices cannot be written. A devmgrd that was killed while it had the number off the Node, on its way to a lower one, does not count: the next one
 // waits until no slice can be remembered, also if it is there before the API server is back to be asked. The number is rightly 0 while all devices may be
-// out of service.
+// out of service, and for a while after an outage.
 func (v *apiView) stays(shown int64, there bool, err error, usable int64, outOfService bool, now time.Time) {
-	if v.unpinned.is(v.pinned() && err == nil && !there, now, shortLimit) {
-		v.say(away, "slices cannot be written, and the Node shows no number")
-	}
+	bySlices := v.slices()
 	switch {
-	case usable == 0 || !v.awake() || v.slices() || v.publisher() != v.falls.publisher:
+	case usable == 0 || !v.awake() || bySlices && !v.pinned() || v.publisher() != v.falls.publisher:
 		v.armed = false
 	case err == nil && shown > 0:
 		v.armed = true
 	}
-	none := !there || shown == 0 && !outOfService
-	if v.gone.is(v.armed && err == nil && none, now, shortLimit) {
+	none := !there || shown == 0 && !outOfService && !bySlices && v.calm(now, standstill)
+	if v.gone.is(v.armed && err == nil && none && v.calm(now, 0), now, awayLimit) {
 		v.say(away, fmt.Sprintf("the Node shows %d (%v), and %d devices are usable", shown, there, usable))
 	}
 }

@@ -34,6 +34,7 @@ type networkMoodFile struct {
 // A visit is a line of the CNI plugin's log: an ADD, or a DEL at its end.
 type visit struct {
 	Command, Sandbox, Pod string
+	Foreign               bool   // the pod is none of the sequences': a tenant's, the attacker's
 	Namespace             string // the file of the network namespace
 	Wall                  time.Time
 }
@@ -52,8 +53,11 @@ func runNetworkPlugin() error {
 	}
 	v := visit{Command: os.Getenv("CNI_COMMAND"), Sandbox: os.Getenv("CNI_CONTAINERID"), Namespace: os.Getenv("CNI_NETNS")}
 	for arg := range strings.SplitSeq(os.Getenv("CNI_ARGS"), ";") {
-		if name, is := strings.CutPrefix(arg, "K8S_POD_NAME="); is {
-			v.Pod = name
+		switch name, value, _ := strings.Cut(arg, "="); name {
+		case "K8S_POD_NAME":
+			v.Pod = value
+		case "K8S_POD_NAMESPACE":
+			v.Foreign = value != metav1.NamespaceDefault
 		}
 	}
 	switch v.Command {
@@ -170,7 +174,9 @@ func (n *networks) read() error {
 			n.open[v.Pod] = map[string]bool{}
 		}
 		n.open[v.Pod][v.Sandbox] = true
-		n.made[v.Namespace] = v.Pod
+		if !v.Foreign {
+			n.made[v.Namespace] = v.Pod
+		}
 	}
 	return nil
 }
@@ -185,7 +191,7 @@ func newNetworks(path string) *networks {
 // has reports whether a pod still has a network.
 func (n *networks) has(pod string) bool { return len(n.open[pod]) > 0 }
 
-// remain reports whether a network namespace exists whose pod is not among those. A runtime that is killed during a DEL leaves it, also
+// remain reports whether a network namespace exists whose pod is one of the sequences' and not among those. A runtime that is killed during a DEL leaves it, also
 // if the DEL ends, and a kubelet that is killed too has it removed when it collects garbage, each minute.
 func (n *networks) remain(pods map[string]bool) bool {
 	for file, pod := range n.made {

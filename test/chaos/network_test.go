@@ -98,4 +98,9 @@ func TestRemain_PodIsGone_Counts(t *testing.T) {
 	}
 	after(false, map[string]bool{"a": true}, "its namespace is gone")
 	after(true, none, "the other pod is gone too")
+	v := visit{Command: "ADD", Sandbox: "c", Pod: "c", Namespace: dir, Foreign: true}
+	if err := v.noteIn(n.path); err != nil {
+		t.Fatal(err)
+	}
+	after(false, map[string]bool{"a": true}, "a tenant's pod")
 }

@@ -45,6 +45,9 @@ func (w *world) settle(ctx context.Context, held bool) {
 	if !w.offered {
 		w.kinds, w.ways = nil, nil // pods with claims would wait for slices
 	}
+	if m.Refused && w.devmgrd != nil {
+		w.uncordon(ctx, m.ids()...) // the pause after several refusals is longer than a sequence
+	}
 	if err := w.scheduled(ctx, settleLimit, func() (bool, string) { return w.allRun(ctx) }); err != nil {
 		w.say(stuck, err.Error())
 		w.explain(ctx)

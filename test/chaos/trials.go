@@ -117,7 +117,7 @@ func listFree(_ context.Context, w *world, dice *rand.Rand) (string, error) {
 const firstLook = 5 * time.Second
 
 // rivalLimit is how long what another writer has written may stay.
-const rivalLimit = 3 * time.Second
+const rivalLimit = awayLimit
 
 // rival has another writer set the Node's number, and waits until it is set right. The number is never too low for the pods, which the
 // kubelet would fail for it, and none is written that the scheduler might bind pods by while the resource is offered through DRA. In the
@@ -125,7 +125,7 @@ const rivalLimit = 3 * time.Second
 func rival(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
 	at := dice.IntN(1000)
 	what := "another writer sets the number"
-	if !w.awake() || runsFor(w.publisher()) < firstLook {
+	if !w.awake() || runsFor(w.publisher()) < firstLook || runsFor(w.APIServer) < reconnect+firstLook {
 		return what + ": not now, the one who sets it right is away or has just started", nil
 	}
 	pods, err := w.Client().CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})

@@ -75,8 +75,8 @@ func TestNamed_Fits_TheClaimsDevicesAndOthers(t *testing.T) {
 	}
 }
 
-// The number leaves the Node while a plugin serves, or while slices cannot be written: that counts after 3 s. Where no plugin serves, where the
-// resource is offered through DRA, or where devmgrd has started again meanwhile, it may leave.
+// The number leaves the Node while a plugin serves, or while slices cannot be written: that counts after 5 s. Where no plugin serves, where the
+// resource is offered through DRA, or where devmgrd has started again meanwhile, it may leave. After an outage it may be 0 for a while.
 func TestStays_NumberLeaves_Counts(t *testing.T) {
 	start := time.Now()
 	for _, test := range []struct {
@@ -88,15 +88,20 @@ func TestStays_NumberLeaves_Counts(t *testing.T) {
 		want                  int
 		before, outOfService  bool
 		restarts              int
+		outage                bool // the API server was away
 	}{
 		{what: "it leaves", awake: true, usable: 4, before: true, want: 1},
 		{what: "it is 0", awake: true, usable: 4, before: true, there: true, want: 1},
+		{what: "it leaves after an outage", awake: true, usable: 4, before: true, outage: true, want: 1},
+		{what: "it is 0 after an outage", awake: true, usable: 4, before: true, there: true, outage: true},
 		{what: "it is 0, and devices are out of service", awake: true, usable: 4, before: true, there: true, outOfService: true},
 		{what: "it has not been there yet", awake: true, usable: 4},
 		{what: "no plugin serves", usable: 4, before: true},
 		{what: "no device is usable", awake: true, before: true},
 		{what: "the resource is in slices", awake: true, usable: 4, before: true, slices: true},
 		{what: "slices cannot be written", awake: true, usable: 4, before: true, slices: true, pinned: true, want: 1},
+		{what: "slices can be written again", awake: true, usable: 4, before: true, slices: true},
+		{what: "slices cannot be written, and devmgrd was killed", awake: true, usable: 4, before: true, slices: true, pinned: true, restarts: 1},
 		{what: "devmgrd was killed, and is back before anyone could look", awake: true, usable: 4, before: true, restarts: 1},
 		{what: "it is there", awake: true, usable: 4, before: true, there: true, shown: 1},
 	} {
@@ -112,12 +117,36 @@ func TestStays_NumberLeaves_Counts(t *testing.T) {
 			v.awake, v.slices = is(test.awake), is(test.slices)
 			v.publisher = func() int { return test.restarts }
 		}
-		for i := range 3 {
+		if test.outage {
+			v.blind(start)
+		}
+		for i := range 10 {
 			v.stays(test.shown, test.there, nil, test.usable, test.outOfService, start.Add(time.Duration(1+2*i)*time.Second))
 		}
 		if said != test.want {
 			t.Errorf("%s: counted %d times, want %d", test.what, said, test.want)
 		}
+	}
+}
+
+// What was seen before an outage of the API server does not count after it, and devmgrd has to find it again first.
+func TestStays_Outage_CountsAnew(t *testing.T) {
+	start, said := time.Now(), 0
+	yes, no := func() bool { return true }, func() bool { return false }
+	v := &apiView{say: func(string, string) { said++ }, awake: yes, pinned: no, slices: no, publisher: func() int { return 0 }}
+	v.stays(4, true, nil, 4, false, start)
+	at := func(s int) time.Time { return start.Add(time.Duration(s) * time.Second) }
+	v.stays(0, false, nil, 4, false, at(1))
+	v.blind(at(20))
+	for s := 21; s <= 31; s++ {
+		v.stays(0, false, nil, 4, false, at(s))
+	}
+	if said != 0 {
+		t.Error("counted before devmgrd can have found the API server, and 5 s more have gone by")
+	}
+	v.stays(0, false, nil, 4, false, at(32))
+	if said != 1 {
+		t.Errorf("counted %d times after that, want once", said)
 	}
 }
 

@@ -38,9 +38,9 @@ const (
 	unsliced  = "times the slices did not show all devices when no pod had them"
 	twice     = "times the Node's number and the slices showed devices, for 10 s"
 	unclaimed = "claims that were left when all pods were gone"
-	away      = "times the number left the Node although a plugin served, for 3 s"
+	away      = "times the number left the Node although a plugin served, for 5 s"
 	nowhere   = "times free devices were neither in the number nor in the slices, for 30 s"
-	rivalled  = "times a number that another writer wrote stayed on the Node, for 3 s"
+	rivalled  = "times a number that another writer wrote stayed on the Node, for 5 s"
 	networked = "devices given to the next pod before the former pod's network was torn down"
 )
 
@@ -220,7 +220,7 @@ func (w *world) watch() {
 	w.watching = cancel
 	w.watchers.Go(func() { w.keeper.Run(ctx) })
 	t := newTruth(w)
-	v := &apiView{cluster: w.Cluster, say: w.say, publisher: w.publisher().Pid, awake: w.awake, pinned: w.pinned.Load, slices: w.bySlices.Load, disturbed: w.disturbed, networks: newNetworks(networkLog), failed: map[string]bool{}}
+	v := &apiView{cluster: w.Cluster, say: w.say, publisher: w.publisher().Pid, awake: w.awake, pinned: w.pinned.Load, slices: w.bySlices.Load, disturbed: w.disturbed, shakes: w.shakes, claimed: w.claims.count, networks: newNetworks(networkLog), failed: map[string]bool{}}
 	looks := []func(time.Time){t.look, func(now time.Time) { v.look(ctx, now) }}
 	if w.claims != nil {
 		looks = append(looks, func(now time.Time) { w.claims.look(ctx, now) })
@@ -260,8 +260,12 @@ func (w *world) disturbed() bool {
 			return true
 		}
 	}
-	return len(w.holds) > 0 || readMood().Free
+	m := readMood()
+	return len(w.holds) > 0 || m.Free || m.Refused
 }
+
+// shakes reports whether something is at work that puts devices out of service for a while.
+func (w *world) shakes() bool { return readMood().Flaps || w.openers != nil && !awake(w.openers) }
 
 // publisher is the process that sets the resource's number on the Node.
 func (w *world) publisher() *cluster.Process {
