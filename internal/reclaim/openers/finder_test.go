@@ -345,23 +345,23 @@ func TestFind_ExitingProcessEnds_IsNotUnknown(t *testing.T) {
 	p.link(self, "self")
 	p.link(firstPIDNamespace, self, "ns", "pid")
 	p.process(exits.Process.Pid, "")
-	stat := p.file("", pid, "task", pid, "stat")
+	status := func(state string) string { return "2 (x) " + state + " 0 0 0 0 0 4" + strings.Repeat(" 0", 40) }
+	stat, running, zombie := p.file("", pid, "task", pid, "stat"), p.file(status("R"), "running"), p.file(status("Z"), "zombie")
 	if err := errors.Join(os.Remove(stat), unix.Mkfifo(stat, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	go func() {
-		for _, state := range []string{"R", "Z"} { // at the first look, and at the second
-			w, err := os.OpenFile(stat, os.O_WRONLY, 0)
-			if err != nil {
-				return // the test has ended
-			}
-			fmt.Fprintf(w, "2 (x) %s 0 0 0 0 0 4%s", state, strings.Repeat(" 0", 40))
-			w.Close()
-			if state == "R" {
-				stay.Close()
-				_ = exits.Wait()
-			}
+		w, err := os.OpenFile(stat, os.O_WRONLY, 0) // the first look is at it
+		if err != nil {
+			return // the test has ended
 		}
+		_ = os.Rename(running, stat) // a look that comes too early does not wait, and the first one may have the FIFO open for a while yet
+		fmt.Fprint(w, status("R"))
+		w.Close()
+		_ = exec.Command("true").Run() // takes long enough for such a look
+		_ = os.Rename(zombie, stat)
+		stay.Close()
+		_ = exits.Wait()
 	}()
 	f := newFinder(p.dir)
 	f.patience, f.exitLimit = time.Hour, time.Hour
