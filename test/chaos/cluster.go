@@ -17,10 +17,6 @@ import (
 // number reach us on two ways.
 const shortLimit = 3 * time.Second
 
-// awayLimit is how long the number may be off the Node: a second, the pause until the next look at the Node, which is the longer the slower the API
-// server answers, and the write.
-const awayLimit = 5 * time.Second
-
 // reconnect is how long after an outage of the API server a client may take to find it again.
 const reconnect = 5 * time.Second
 
@@ -205,7 +201,7 @@ func (v *apiView) stays(shown int64, there bool, err error, usable int64, outOfS
 		v.armed = true
 	}
 	none := !there || shown == 0 && !outOfService && !bySlices && v.calm(now, standstill)
-	if v.gone.is(v.armed && err == nil && none && v.calm(now, 0), now, awayLimit) {
+	if v.gone.is(v.armed && err == nil && none && v.calm(now, 0), now, shortLimit) {
 		v.say(away, fmt.Sprintf("the Node shows %d (%v), and %d devices are usable", shown, there, usable))
 	}
 }

@@ -117,7 +117,7 @@ func listFree(_ context.Context, w *world, dice *rand.Rand) (string, error) {
 const firstLook = 5 * time.Second
 
 // rivalLimit is how long what another writer has written may stay.
-const rivalLimit = awayLimit
+const rivalLimit = 3 * time.Second
 
 // rival has another writer set the Node's number, and waits until it is set right. The number is never too low for the pods, which the
 // kubelet would fail for it, and none is written that the scheduler might bind pods by while the resource is offered through DRA. In the

@@ -75,7 +75,7 @@ func TestNamed_Fits_TheClaimsDevicesAndOthers(t *testing.T) {
 	}
 }
 
-// The number leaves the Node while a plugin serves, or while slices cannot be written: that counts after 5 s. Where no plugin serves, where the
+// The number leaves the Node while a plugin serves, or while slices cannot be written: that counts after 3 s. Where no plugin serves, where the
 // resource is offered through DRA, or where devmgrd has started again meanwhile, it may leave. After an outage it may be 0 for a while.
 func TestStays_NumberLeaves_Counts(t *testing.T) {
 	start := time.Now()
@@ -138,13 +138,13 @@ func TestStays_Outage_CountsAnew(t *testing.T) {
 	at := func(s int) time.Time { return start.Add(time.Duration(s) * time.Second) }
 	v.stays(0, false, nil, 4, false, at(1))
 	v.blind(at(20))
-	for s := 21; s <= 31; s++ {
+	for s := 21; s <= 29; s++ {
 		v.stays(0, false, nil, 4, false, at(s))
 	}
 	if said != 0 {
-		t.Error("counted before devmgrd can have found the API server, and 5 s more have gone by")
+		t.Error("counted before devmgrd can have found the API server, and 3 s more have gone by")
 	}
-	v.stays(0, false, nil, 4, false, at(32))
+	v.stays(0, false, nil, 4, false, at(30))
 	if said != 1 {
 		t.Errorf("counted %d times after that, want once", said)
 	}

@@ -38,9 +38,9 @@ const (
 	unsliced  = "times the slices did not show all devices when no pod had them"
 	twice     = "times the Node's number and the slices showed devices, for 10 s"
 	unclaimed = "claims that were left when all pods were gone"
-	away      = "times the number left the Node although a plugin served, for 5 s"
+	away      = "times the number left the Node although a plugin served, for 3 s"
 	nowhere   = "times free devices were neither in the number nor in the slices, for 30 s"
-	rivalled  = "times a number that another writer wrote stayed on the Node, for 5 s"
+	rivalled  = "times a number that another writer wrote stayed on the Node, for 3 s"
 	networked = "devices given to the next pod before the former pod's network was torn down"
 )
 
